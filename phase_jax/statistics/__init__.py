@@ -9,29 +9,47 @@ from phase_jax.statistics.bootstrap import (
     mean_interval,
     sigma_interval,
 )
+from phase_jax.statistics.comparison import Comparison, compare
 from phase_jax.statistics.curves import summarise
+from phase_jax.statistics.dependence import failure_correlation, row_correlation
 from phase_jax.statistics.hypothesis_tests import cochran_q, holm, permutation_test, verdict
 from phase_jax.statistics.intervals import clopper_pearson, wilson
 from phase_jax.statistics.period import detect_period
+from phase_jax.statistics.power import detection_power, samples_needed
 from phase_jax.statistics.report import PhaseReport, phase_report
+from phase_jax.statistics.simulation import one_phase_off, simulate
+from phase_jax.statistics.split_half import SplitHalf, split_half_worst
+from phase_jax.statistics.sweep import SweepPeriod, sweep_period
 
 __all__ = [
+    "Comparison",
     "PhaseReport",
+    "SplitHalf",
+    "SweepPeriod",
     "as_correct",
     "bootstrap_curves",
     "clopper_pearson",
     "cochran_q",
+    "compare",
     "curve_interval",
     "detect_period",
+    "detection_power",
+    "failure_correlation",
     "fold",
     "gap_interval",
     "gap_percentile_interval",
     "holm",
     "mean_interval",
+    "one_phase_off",
     "permutation_test",
     "phase_report",
+    "row_correlation",
+    "samples_needed",
     "sigma_interval",
+    "simulate",
+    "split_half_worst",
     "summarise",
+    "sweep_period",
     "to_json",
     "verdict",
     "wilson",
