@@ -1,0 +1,65 @@
+"""phase-jax: one verb a module; this one only dispatches and turns mistakes into one line."""
+
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from phase_jax.errors import UserError
+from phase_jax.suggest import unknown
+
+VERBS = {
+    "reproduce": "train and measure the lab's models: table, figure, summary",
+    "train": "train one model, or continue its run",
+    "evaluate": "sweep all phases of a trained model",
+    "configs": "list the model family",
+    "check": "hold a result against limits: a release gate",
+    "calibrate": "measure the error rates of the statistics",
+    "bench": "measure what things cost",
+}
+
+# These compute nothing that an accelerator would help with, and must not wait for one.
+ON_CPU = {"configs", "check", "calibrate"}
+
+
+def usage() -> str:
+    """The list of verbs."""
+    lines = [f"  {verb:<10} {purpose}" for verb, purpose in VERBS.items()]
+    return "\n".join(["usage: phase-jax VERB …   (phase-jax VERB --help tells more)", "", *lines])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb. Exit codes: 0 done, 2 a mistake in the input, 130 Ctrl-C; `check` has its own."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    verb, *rest = argv
+    try:
+        if verb not in VERBS:
+            raise UserError(unknown("verb", verb, VERBS, "phase-jax --help lists them"))
+        if verb in ON_CPU:
+            os.environ["JAX_PLATFORMS"] = "cpu"
+        return importlib.import_module(f"experiments.{verb}").main(rest)
+    except UserError as error:
+        print(f"phase-jax: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(
+            f"phase-jax: no space left on the disk ({error.filename}); what was saved before is whole",
+            file=sys.stderr,
+        )
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output is gone (| head); Python would complain again on exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""phase-jax: a laboratory for the phase sensitivity of chunked KV-cache compression."""

@@ -1,0 +1,39 @@
+"""Layers as pure functions: RMSNorm, rotary positions, SwiGLU."""
+
+import jax
+import jax.numpy as jnp
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+    """x / rms(x) · scale over the last axis, computed in f32, returned in x's dtype."""
+    x32 = x.astype(jnp.float32)
+    normal = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    return (normal * scale.astype(jnp.float32)).astype(x.dtype)
+
+
+def rotation(positions: jax.Array, theta: float, dims: int) -> tuple[jax.Array, jax.Array]:
+    """cos and sin of RoPE's angles, each [T, 1, dims/2]: position · θ^(−2i/dims), i = 0 … dims/2 − 1.
+
+    Positions may be negative. Made once a forward pass, so that layers read tables and compute no cosine.
+    """
+    frequency = theta ** (-jnp.arange(0, dims, 2, dtype=jnp.float32) / max(dims, 1))
+    angle = positions.astype(jnp.float32)[:, None, None] * frequency
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """RoPE on the last channels of x [..., T, heads, H], as many as the tables turn; channel i pairs with i + dims/2."""
+    half = cos.shape[-1]
+    if half == 0:
+        return x
+    x32 = x.astype(jnp.float32)
+    kept, first, second = x32[..., : -2 * half], x32[..., -2 * half : -half], x32[..., -half:]
+    return jnp.concatenate([kept, first * cos - second * sin, second * cos + first * sin], axis=-1).astype(
+        x.dtype
+    )
+
+
+def swiglu(x: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+    """down(silu(gate x) · up x): x [..., D], gate and up [D, F], down [F, D]."""
+    gate, up, down = (weight.astype(x.dtype) for weight in (gate, up, down))
+    return (jax.nn.silu(x @ gate) * (x @ up)) @ down

@@ -1,0 +1,154 @@
+"""A run: its frozen configuration, and the folder in which everything it makes is kept.
+
+    <workdir>/config.json            the configuration; a folder belongs to one configuration for good
+              metrics.jsonl          one line every few steps: step, loss, accuracy, …
+              training.json          written when training is complete: validation loss, times
+              checkpoints/<step>/    Orbax
+              evaluations/<protocol>.npz and .json    what was measured for every prompt, and the report
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from phase_jax.data.recall import RecallConfig
+from phase_jax.errors import UserError
+from phase_jax.model.config import ModelConfig
+from phase_jax.training.optimizer import OptimizerConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """How long and how a model is trained."""
+
+    steps: int
+    batch: int = 32
+    optimizer: OptimizerConfig = OptimizerConfig()
+    log_every: int = 10
+    checkpoint_every: int = 250
+    keep_checkpoints: int = 3
+    validation_batches: int = 32
+
+    def __post_init__(self):
+        for field in ("steps", "batch", "log_every", "checkpoint_every", "keep_checkpoints", "validation_batches"):
+            if getattr(self, field) < 1:
+                raise UserError(f"train.{field} is {getattr(self, field)}: it must be at least 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Everything that a run is a function of."""
+
+    id: str
+    seed: int
+    model: ModelConfig
+    data: RecallConfig
+    train: TrainConfig
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "RunConfig":
+        """Freezes nested dicts (a ConfigDict's, or config.json's). Raises UserError for what cannot be."""
+        data, train = dict(values["data"]), dict(values["train"])
+        data["curriculum"] = tuple(map(tuple, data["curriculum"]))
+        train["optimizer"] = OptimizerConfig(**train["optimizer"])
+        try:
+            config = cls(
+                values["id"], values["seed"], ModelConfig(**values["model"]), RecallConfig(**data), TrainConfig(**train)
+            )
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        if config.model.vocabulary < config.data.vocabulary.size:
+            raise UserError(
+                f"model.vocabulary {config.model.vocabulary} is smaller than the task's {config.data.vocabulary.size}"
+            )
+        return config
+
+    def to_dict(self) -> dict:
+        return dataclasses.asdict(self)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a file whole or not at all, whatever happens meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    with open(partial, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes JSON atomically; NaN is refused, since it is no JSON."""
+    write_atomically(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """The paths of a run's folder."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def training(self) -> Path:
+        return self.path / "training.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def evaluation(self, protocol: str) -> Path:
+        """Without its ending: `.npz` holds the prompts' scores, `.json` the report."""
+        return self.path / "evaluations" / protocol
+
+    def claim(self, config: RunConfig) -> None:
+        """Makes the folder this configuration's. Raises UserError where it is another's."""
+        wanted = json.loads(json.dumps(config.to_dict()))
+        if self.config.exists():
+            differs = _differences(read_json(self.config), wanted)
+            if differs:
+                raise UserError(
+                    f"{self.path} holds a run of another configuration ({'; '.join(differs[:3])}):"
+                    " choose another --workdir or remove that one"
+                )
+        elif self.path.exists() and any(self.path.iterdir()):
+            raise UserError(f"{self.path} is not empty and holds no run: choose another --workdir")
+        else:
+            write_json(self.config, wanted)
+
+    def read_config(self) -> RunConfig:
+        """The configuration of the run. Raises UserError where there is no run."""
+        if not self.config.exists():
+            raise UserError(f"{self.path} holds no run (no {self.config.name}): train one with phase-jax train")
+        return RunConfig.from_dict(read_json(self.config))
+
+
+def read_json(path: Path) -> Any:
+    """Raises UserError for a file that is no JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is not JSON ({error}): remove it and run the command again") from error
+
+
+def _differences(found: dict, wanted: dict, prefix: str = "") -> list[str]:
+    """`path: found, not wanted` of every leaf in which two nested dicts differ."""
+    lines = []
+    for key in sorted({*found, *wanted}):
+        a, b = found.get(key), wanted.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            lines += _differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            lines.append(f"{prefix}{key} is {a}, not {b}")
+    return lines
