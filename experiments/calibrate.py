@@ -226,18 +226,23 @@ def _with_progress(**settings) -> dict:
 
 
 def _print(result: dict) -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
     if not console.is_terminal:
-        console = Console(width=110)  # a file has room where a pipe claims 80 columns
+        console = Console(width=120)  # a file has room where a pipe claims 80 columns
     settings = result["settings"]
     kind = f"{settings['datasets']:,} sweeps a row, correlation {settings['correlation']}"
-    table = Table(title=f"Covered by the interval of, and verdicts, in % ({kind})", caption="*: percentile, biased")
+    table = Table(
+        title=f"Covered by the interval of, and verdicts, in % ({kind})",
+        caption="*: percentile, biased",
+        box=box.SIMPLE,
+    )
     names = {"wilson": "Wilson", "bootstrap": "curve", "mean": "mean", "worst": "worst", "gap": "gap"}
     names |= {"sigma": "sigma", "gap_percentile": "gap*"}
-    for column in ("truth", "acc.", "n", *names.values(), "sensitive", "not seen", "period"):
+    for column in ("truth", "acc.", "n", *names.values(), "sens.", "not seen", "period"):
         table.add_column(column, justify="left" if column == "truth" else "right", no_wrap=True)
     for row in result["coverage"]:
         shares = [row["coverage"][name] for name in names]
@@ -246,7 +251,7 @@ def _print(result: dict) -> None:
         table.add_row(row["truth"], f"{row['accuracy']:.2f}", f"{row['n']:,}", *percents)
     console.print(table)
 
-    table = Table(title=f"Period found: right/wrong in % ({kind}; a phase is off by {settings['gap']:.2f})")
+    table = Table(title=f"Period found: right/wrong in % ({kind}; gap {settings['gap']:.2f})", box=box.SIMPLE)
     for column in ("truth", "acc.", "n", *(f"S = {stride}" for stride in STRIDES)):
         table.add_column(column, justify="left" if column == "truth" else "right", no_wrap=True)
     cells: dict[tuple, dict[int, str]] = {}
@@ -257,7 +262,10 @@ def _print(result: dict) -> None:
         table.add_row(*key, *(found.get(stride, "") for stride in STRIDES))
     console.print(table)
     outside = misses(result)
-    console.print(*(outside or ["Every target is met."]), sep="\n")
+    if outside:
+        console.print("Outside the target (with few sweeps a row, some are by chance):", *outside, sep="\n")
+    else:
+        console.print("Every target is met.")
 
 
 if __name__ == "__main__":
