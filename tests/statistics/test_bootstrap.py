@@ -31,11 +31,11 @@ def slow_resample(values, rng):
 
 def test_curves_spread_like_slow_resamples(correct):
     rng = np.random.default_rng(1)
-    slow = np.array([slow_resample(correct, rng).mean(axis=0) for _ in range(1000)])
+    slow = np.array([slow_resample(correct, rng).mean(axis=0) for _ in range(600)])
     fast = bootstrap_curves(correct, replicates=4000, seed=2)
     np.testing.assert_allclose(fast.mean(axis=0), slow.mean(axis=0), atol=0.005)
     # Replicas of a row stay together: the whole covariance agrees, not just the variances.
-    np.testing.assert_allclose(np.cov(fast.T), np.cov(slow.T), atol=1.5e-4)
+    np.testing.assert_allclose(np.cov(fast.T), np.cov(slow.T), atol=2e-4)
 
 
 def test_row_counts_are_resamples():
@@ -117,7 +117,7 @@ def test_one_wrong_residue_has_a_fair_gap():
 def test_few_rows_claim_little(rows):
     """Coin flips have gap 0 and worst 0.5; a handful of rows must not say otherwise (beyond 5 %)."""
     rng = np.random.default_rng(rows)
-    sweeps = [rng.random((rows, 24)) < 0.5 for _ in range(200)]
+    sweeps = [rng.random((rows, 24)) < 0.5 for _ in range(100)]
     gaps = [gap_interval(sweep, replicates=200) for sweep in sweeps]
     worsts = [worst_interval(sweep, replicates=200) for sweep in sweeps]
     assert np.mean([low == 0 for low, _ in gaps]) >= 0.93

@@ -6,26 +6,38 @@ from functools import partial
 import numpy as np
 import pytest
 
-from experiments.calibrate import calibrate, main, misses
+from experiments.calibrate import STRIDES, calibrate, cover, find_period, main, misses, shapes
 from phase_jax.errors import UserError
 
-DATASETS = 120
+pytestmark = pytest.mark.slow
+
+DATASETS = 100
 
 
 @pytest.fixture(scope="module")
 def result():
-    return calibrate(datasets=DATASETS, seed=5, samples=(100, 1000), replicates=300, permutations=300)
+    """Every setting at n = 100."""
+    return calibrate(datasets=DATASETS, seed=5, samples=(100,), replicates=300, permutations=300)
+
+
+@pytest.fixture(scope="module")
+def flat_thousand():
+    """Flat truths at n = 1,000."""
+    settings = {"datasets": DATASETS // 2, "correlation": 0.3, "replicates": 200, "permutations": 200}
+    rng = np.random.default_rng(6)
+    return [cover(np.full(24, a), 1000, rng=rng, advance=lambda: None, **settings) for a in (0.05, 0.5, 0.95)]
 
 
 def within(share, low, high):
     """Whether a share of DATASETS is compatible with a true one in [low, high]."""
-    room = 3 * np.sqrt(max(low * (1 - low), high * (1 - high)) / DATASETS)
-    return low - room <= share <= high + room
+    room_below, room_above = (3 * np.sqrt(end * (1 - end) / DATASETS) for end in (low, high))
+    return low - room_below <= share <= high + room_above
 
 
 def test_all_settings_are_there(result):
     flat = {(row["accuracy"], row["n"]) for row in result["coverage"] if row["truth"] == "flat"}
-    assert flat == {(a, n) for a in (0.05, 0.5, 0.95) for n in (100, 1000)}
+    assert flat == {(a, 100) for a in (0.05, 0.5, 0.95)}
+    assert len(result["period"]) == 3 * (1 + 3 * 5)
     json.dumps(result, allow_nan=False)
 
 
@@ -47,13 +59,21 @@ def test_the_percentile_gap_is_as_wrong_as_its_label_says(result):
     assert all(row["coverage"]["gap_percentile"] == 0 for row in result["coverage"] if row["truth"] == "flat")
 
 
-def test_period_detector(result):
-    for row in result["coverage"]:
-        if row["truth"] == "flat" and row["n"] == 1000:
-            assert 1 - row["periods"].get("none", 0) <= 0.03, row
-    for row in result["period"]:
-        if row["truth"] == "one phase" and row["n"] == 1000:
-            assert within(row["right"], 0.85 if row["stride"] == 12 else 0.98, 1.0), row
+def test_flat_at_a_thousand(flat_thousand):
+    for row in flat_thousand:
+        assert row["periods"].get("none", 0) >= 0.96, row
+        assert row["verdict"]["sensitive"] <= 0.16, row
+        for name in ("wilson", "bootstrap", "mean", "worst", "gap", "sigma"):
+            assert row["coverage"][name] >= 0.84, (name, row)
+
+
+@pytest.mark.parametrize("stride", STRIDES)
+def test_period_of_one_phase_off(stride):
+    """Issue: right in at least 98 % at n = 1,000 (85 % for a stride of 12)."""
+    truth = shapes(0.5, stride)["one phase"]
+    rng = np.random.default_rng(stride)
+    shares = find_period(truth, 1000, stride, datasets=DATASETS, correlation=0.3, rng=rng, advance=lambda: None)
+    assert within(shares["right"], 0.85 if stride == 12 else 0.98, 1.0)
 
 
 def test_no_false_reassurance(result):
