@@ -76,7 +76,7 @@ def model_config(variant: str, scale: Scale = "lab") -> ModelConfig:
 
 
 def default_seed(variant: str) -> int:
-    """The seed an id is trained with: the replicas of the reference model carry theirs in the name, the rest have 42."""
+    """The seed an id is trained with: replicas of the reference model carry theirs in the name, the rest have 42."""
     _, marked, seed = variant.partition("_seed")
     return int(seed) if marked else 42
 

@@ -29,9 +29,7 @@ def parameter_count(config: ModelConfig) -> int:
     from phase_jax.model import Transformer
 
     def init():
-        return Transformer(config).init(
-            jax.random.key(0), jnp.zeros((1, 2 * (config.window or 1)), jnp.int32)
-        )
+        return Transformer(config).init(jax.random.key(0), jnp.zeros((1, 2 * (config.window or 1)), jnp.int32))
 
     return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(init)))
 

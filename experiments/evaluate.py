@@ -10,9 +10,7 @@ from phase_jax.data.prompts import PROTOCOLS, phase_prompts
 from phase_jax.errors import UserError
 from phase_jax.run import RunFolder, read_json, write_json
 
-SEED = (
-    0  # of the prompts: every model meets the same logical samples, so that models can be compared in pairs
-)
+SEED = 0  # of the prompts: every model meets the same logical samples, so that models can be compared in pairs
 
 
 def evaluate_run(folder: RunFolder, protocol: str, logical: int, seed: int = SEED) -> tuple[dict, bool]:
@@ -96,9 +94,7 @@ def main(argv: Sequence[str]) -> int:
     )
     arguments.add_argument("--workdir", type=Path, required=True, help="the run's folder")
     arguments.add_argument("--protocol", choices=PROTOCOLS, default="prefix", help="how the target is moved")
-    arguments.add_argument(
-        "--logical", type=int, default=1000, metavar="N", help="logical samples (default 1000)"
-    )
+    arguments.add_argument("--logical", type=int, default=1000, metavar="N", help="logical samples (default 1000)")
     arguments.add_argument("--seed", type=int, default=SEED, help="seed of the prompts")
     arguments.add_argument("--profile", type=Path, metavar="DIR", help="write a profile of the run for XProf")
     options = arguments.parse_args(argv)
@@ -107,8 +103,6 @@ def main(argv: Sequence[str]) -> int:
 
     prepare()
     with profiled(options.profile):
-        report, reused = evaluate_run(
-            RunFolder(options.workdir), options.protocol, options.logical, options.seed
-        )
+        report, reused = evaluate_run(RunFolder(options.workdir), options.protocol, options.logical, options.seed)
     print(summary_line(report) + (" (measured before)" if reused else ""))
     return 0

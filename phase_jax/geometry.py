@@ -118,9 +118,9 @@ class ExactBranch:
         if self.rule == "window":
             return (t - self.width + 1).clip(0)
         closed = self.windows.closed(t)
-        after_last_window = (
-            self.windows.origin + (closed - 1) * self.windows.stride + self.windows.width
-        ) * (closed > 0)
+        after_last_window = (self.windows.origin + (closed - 1) * self.windows.stride + self.windows.width) * (
+            closed > 0
+        )
         if self.rule == "tail":
             return after_last_window
         return (t + 1) * (closed > 0)

@@ -22,15 +22,13 @@ def rotation(positions: jax.Array, theta: float, dims: int) -> tuple[jax.Array, 
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """RoPE on the last channels of x [..., T, heads, H], as many as the tables turn; channel i pairs with i + dims/2."""
+    """RoPE on the last channels of x [..., T, heads, H], as many as the tables turn; channel i pairs with i + half."""
     half = cos.shape[-1]
     if half == 0:
         return x
     x32 = x.astype(jnp.float32)
     kept, first, second = x32[..., : -2 * half], x32[..., -2 * half : -half], x32[..., -half:]
-    return jnp.concatenate([kept, first * cos - second * sin, second * cos + first * sin], axis=-1).astype(
-        x.dtype
-    )
+    return jnp.concatenate([kept, first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
 def swiglu(x: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:

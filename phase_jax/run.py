@@ -1,10 +1,10 @@
 """A run: its frozen configuration, and the folder in which everything it makes is kept.
 
-    <workdir>/config.json            the configuration; a folder belongs to one configuration for good
-              metrics.jsonl          one line every few steps: step, loss, accuracy, …
-              training.json          written when training is complete: validation loss, times
-              checkpoints/<step>/    Orbax
-              evaluations/<protocol>.npz and .json    what was measured for every prompt, and the report
+<workdir>/config.json            the configuration; a folder belongs to one configuration for good
+          metrics.jsonl          one line every few steps: step, loss, accuracy, …
+          training.json          written when training is complete: validation loss, times
+          checkpoints/<step>/    Orbax
+          evaluations/<protocol>.npz and .json    what was measured for every prompt, and the report
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ class TrainConfig:
 
     steps: int
     batch: int = 32
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     log_every: int = 10
     checkpoint_every: int = 250
     keep_checkpoints: int = 3

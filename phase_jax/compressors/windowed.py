@@ -49,9 +49,7 @@ def project_streams(hidden: Hidden, maps: jax.Array, windows: Windows) -> Payloa
     after = -(before + length) % stride
     chunks = jnp.pad(hidden, [(0, 0), (before, after), (0, 0)]).reshape(batch, -1, stride, width)
     spare = windows.streams * stride - windows.width
-    by_stream = jnp.pad(maps, [(0, spare), (0, 0), (0, 0), (0, 0)]).reshape(
-        windows.streams, stride, *maps.shape[1:]
-    )
+    by_stream = jnp.pad(maps, [(0, spare), (0, 0), (0, 0), (0, 0)]).reshape(windows.streams, stride, *maps.shape[1:])
     streams = jnp.einsum("bcsd,msdkh->bcsmkh", chunks, by_stream)
     return streams.reshape(batch, -1, windows.streams, *maps.shape[2:])[:, before : before + length]
 

@@ -48,9 +48,7 @@ class Placement:
     rank: np.ndarray
 
 
-def place_targets(
-    n: int, residues: int, records: int, record_length: int, slack: int, seed: int
-) -> Placement:
+def place_targets(n: int, residues: int, records: int, record_length: int, slack: int, seed: int) -> Placement:
     """Matched target positions, and a rank for each that leaves room to move.
 
     `slack` is how many filler tokens stand before and after the records together; BOS is at position 0, so a target

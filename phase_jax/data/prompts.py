@@ -60,13 +60,9 @@ def phase_prompts(
     if protocol not in PROTOCOLS:
         raise UserError(f"unknown protocol '{protocol}'; choose {', '.join(PROTOCOLS)}")
     if records > vocabulary.words:
-        raise UserError(
-            f"{records} records need as many single-token words of a kind; there are {vocabulary.words}"
-        )
+        raise UserError(f"{records} records need as many single-token words of a kind; there are {vocabulary.words}")
     if not 0 <= demonstrations < records:
-        raise UserError(
-            f"{demonstrations} demonstrations: choose from 0 to {records - 1}, all records but the target"
-        )
+        raise UserError(f"{demonstrations} demonstrations: choose from 0 to {records - 1}, all records but the target")
     slack = length - 1 - RECORD_LENGTH * records - closing_length(demonstrations)
     try:
         placement = place_targets(n, residues, records, RECORD_LENGTH, slack, seed)
@@ -163,7 +159,7 @@ def distractor_dependence(position: np.ndarray, rank: np.ndarray) -> dict:
     same mix of distractor residues. `lockstep`: mean over distractors of |mean over replicas of exp(2πi·(distractor −
     target)/R)|²; 1 where a distractor moves with the target, about 1/R where it is redrawn, 0 where it stays.
     """
-    n, residues, records = position.shape
+    _, residues, records = position.shape
     if records == 1:
         return {"cramers_v": None, "lockstep": None}
     distractor = np.arange(records) != rank[:, None]

@@ -20,8 +20,8 @@ from phase_jax.errors import UserError
 class RecallConfig:
     """The recall task: what training sequences and evaluation prompts hold.
 
-    `curriculum` is a sequence of stages (share of the steps after which the stage ends, records, length); evaluation has
-    `records`, `length` and `demonstrations`. Raises UserError for sizes that do not fit.
+    `curriculum` is a sequence of stages (share of the steps after which the stage ends, records, length); evaluation
+    has `records`, `length` and `demonstrations`. Raises UserError for sizes that do not fit.
     """
 
     words: int = 64
@@ -76,8 +76,8 @@ def recall_batch(
     queries: int,
     gap_share: float,
 ) -> RecallBatch:
-    """One batch; a function of the key alone. Half of the randomness is where the records are, half what they say."""
-    keys = jax.random.split(key, 7)
+    """One batch; a function of the key alone."""
+    keys = jax.random.split(key, 6)
 
     def shuffled(key, size):
         return jnp.argsort(jax.random.uniform(key, (batch, size)), axis=1)
@@ -92,10 +92,9 @@ def recall_batch(
     gaps = jax.random.bernoulli(keys[4], gap_share, (batch, 1))
     start = 1 + jnp.where(gaps, scattered, together)
 
-    rounds = -(-queries // records)
-    order = jnp.concatenate([shuffled(k, records) for k in jax.random.split(keys[5], rounds)], axis=1)[
-        :, :queries
-    ]
+    # With replacement: where every record is asked once, a model finds the last answers by elimination and need not
+    # look any up.
+    order = jax.random.randint(keys[5], (batch, queries), 0, records)
     pairs = jnp.stack([animal, name], axis=-1)
     asked = jnp.take_along_axis(pairs, order[..., None], axis=1)
 

@@ -15,9 +15,7 @@ BATCH = 8  # logical samples a call: 8 × 24 prompts
 
 
 @partial(jax.jit, static_argnames=("model", "vocabulary"))
-def score(
-    model: Transformer, vocabulary: Vocabulary, params: dict, tokens: jax.Array, answer: jax.Array
-) -> dict:
+def score(model: Transformer, vocabulary: Vocabulary, params: dict, tokens: jax.Array, answer: jax.Array) -> dict:
     """Scores tokens [B, R, T] against answers [B]: a dict of [B, R] arrays.
 
     `correct`: the answer has the highest logit of the whole vocabulary; `correct_of_names`: of the names;
@@ -40,9 +38,7 @@ def score(
     }
 
 
-def sweep(
-    model: Transformer, params: dict, prompts: PhasePrompts, vocabulary: Vocabulary, label: str
-) -> dict:
+def sweep(model: Transformer, params: dict, prompts: PhasePrompts, vocabulary: Vocabulary, label: str) -> dict:
     """Scores all prompts: arrays [n, R] as `score` names them, and `target_position`. Shows progress under `label`."""
     n = len(prompts.answer)
     batch = min(BATCH, n)
@@ -52,9 +48,7 @@ def sweep(
         for start in range(0, n, batch):
             # The last batch is filled up with samples that were scored already: one shape, one compilation.
             rows = np.minimum(np.arange(start, start + batch), n - 1)
-            scores = jax.device_get(
-                score(model, vocabulary, params, prompts.tokens[rows], prompts.answer[rows])
-            )
+            scores = jax.device_get(score(model, vocabulary, params, prompts.tokens[rows], prompts.answer[rows]))
             parts.append({name: values[: n - start] for name, values in scores.items()})
             bar.update(task, completed=min(start + batch, n))
     scores = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -31,9 +31,7 @@ class ModelConfig:
     origin: int = 0
     gate: Literal["scalar", "vector", "uniform"] = "scalar"
     gate_bias: bool = True
-    map_sharing: Literal["offset", "part", "all"] = (
-        "offset"  # offsets that share Z and C: none, each stride, all
-    )
+    map_sharing: Literal["offset", "part", "all"] = "offset"  # offsets that share Z and C: none, each stride, all
     post_norm: bool = False
     exact: Literal["window", "tail", "none"] = "window"
     exact_width: int = 16
@@ -51,15 +49,11 @@ class ModelConfig:
                 f"model.query_heads {self.query_heads} is not a multiple of model.kv_heads {self.kv_heads}"
             )
         if self.rotated % 2 or not 0 <= self.rotated <= self.head_dim:
-            raise ValueError(
-                f"model.rope_dims {self.rope_dims}: it must be even, from 0 to head_dim {self.head_dim}"
-            )
+            raise ValueError(f"model.rope_dims {self.rope_dims}: it must be even, from 0 to head_dim {self.head_dim}")
         for field in dataclasses.fields(self):
             choices = getattr(field.type, "__args__", ())
             if isinstance(field.default, str) and getattr(self, field.name) not in choices:
-                raise ValueError(
-                    f"model.{field.name} is '{getattr(self, field.name)}': choose {', '.join(choices)}"
-                )
+                raise ValueError(f"model.{field.name} is '{getattr(self, field.name)}': choose {', '.join(choices)}")
         if (self.window is None) != (self.stride is None):
             raise ValueError("model.window and model.stride go together: both are null in full attention")
         _ = self.exact_branch  # raises where windows and exact branch do not fit

@@ -70,9 +70,7 @@ class Attention(nn.Module):
     @nn.compact
     def __call__(self, hidden: Hidden, turns: Turns) -> Hidden:
         cfg = self.cfg
-        q_norm, k_norm = (
-            self.param(n, _ones, (cfg.head_dim,)) if cfg.qk_norm else None for n in ("q_norm", "k_norm")
-        )
+        q_norm, k_norm = (self.param(n, _ones, (cfg.head_dim,)) if cfg.qk_norm else None for n in ("q_norm", "k_norm"))
 
         def project(name, heads):
             weight = self.param(name, _fan_in(cfg.width), (cfg.width, heads, cfg.head_dim))
@@ -90,9 +88,7 @@ class Attention(nn.Module):
             entry_k = positioned(CompressorBranch(cfg, name="compress_key")(hidden), k_norm, turns.entry)
             entry_v = entry_k if cfg.tied_kv else CompressorBranch(cfg, name="compress_value")(hidden)
             mixed = joint_attention(q, entry_k, entry_v, k, v, cfg.exact_branch)
-        out = self.param(
-            "out", _fan_in(cfg.query_heads * cfg.head_dim), (cfg.query_heads, cfg.head_dim, cfg.width)
-        )
+        out = self.param("out", _fan_in(cfg.query_heads * cfg.head_dim), (cfg.query_heads, cfg.head_dim, cfg.width))
         return jnp.einsum("btnh,nhd->btd", mixed, out.astype(mixed.dtype))
 
 
@@ -143,6 +139,9 @@ class Transformer(nn.Module):
         layer = nn.remat(Block, prevent_cse=False) if cfg.remat else Block
         self.layers = nn.scan(
             layer,
+            # A loop saves its intermediate results in stacked arrays; where there are few layers, copying costs more
+            # than compiling each.
+            unroll=cfg.layers if cfg.layers <= 4 else 1,
             variable_axes={"params": 0},
             split_rngs={"params": True},
             in_axes=nn.broadcast,

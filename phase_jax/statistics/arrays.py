@@ -17,9 +17,7 @@ def as_correct(correct) -> np.ndarray:
     try:
         array = np.asarray(correct)
     except ValueError:
-        raise ValueError(
-            "correct: the rows differ in length; every logical sample needs all residues"
-        ) from None
+        raise ValueError("correct: the rows differ in length; every logical sample needs all residues") from None
     if array.ndim != 2:
         raise ValueError(f"correct: expected [N, R], got an array of shape {array.shape}")
     rows, residues = array.shape
@@ -33,9 +31,7 @@ def as_correct(correct) -> np.ndarray:
         raise ValueError("correct: every value must be 0 or 1") from None
     if np.isnan(array).any():
         row, residue = np.argwhere(np.isnan(array))[0]
-        raise ValueError(
-            f"correct: NaN at logical sample {row}, residue {residue}; leave out or redo that sample"
-        )
+        raise ValueError(f"correct: NaN at logical sample {row}, residue {residue}; leave out or redo that sample")
     if not np.isin(array, (0.0, 1.0)).all():
         raise ValueError("correct: every value must be 0 or 1")
     return array.astype(bool)
@@ -44,9 +40,7 @@ def as_correct(correct) -> np.ndarray:
 def check_stride(stride: int, residues: int) -> int:
     """Return `stride` if the R residues are whole strides. Raises ValueError if not."""
     if stride < 1 or residues % stride:
-        raise ValueError(
-            f"stride {stride} does not divide the {residues} residues; sweep a multiple of the stride"
-        )
+        raise ValueError(f"stride {stride} does not divide the {residues} residues; sweep a multiple of the stride")
     return int(stride)
 
 

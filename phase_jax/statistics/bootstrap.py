@@ -63,9 +63,7 @@ def curve_interval(correct, *, confidence: float = 0.95, replicates: int = 2000,
     return low, high
 
 
-def mean_interval(
-    values, *, bounds=(0.0, 1.0), confidence: float = 0.95, replicates: int = 2000, seed: int = 0
-):
+def mean_interval(values, *, bounds=(0.0, 1.0), confidence: float = 0.95, replicates: int = 2000, seed: int = 0):
     """Studentised bootstrap interval `(low, high)` of the mean of N independent row scores in `bounds`.
 
     `values[N]` is one number a logical sample (its accuracy over residues, or the difference of two

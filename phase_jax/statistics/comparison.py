@@ -31,9 +31,7 @@ def compare(first, second, *, confidence: float = 0.95, replicates: int = 2000, 
     """
     first, second = as_correct(first), as_correct(second)
     if first.shape != second.shape:
-        raise ValueError(
-            f"paired models need the same samples and residues: {first.shape} and {second.shape}"
-        )
+        raise ValueError(f"paired models need the same samples and residues: {first.shape} and {second.shape}")
     draws = {"replicates": replicates, "seed": seed}
     curves = first.mean(axis=0), second.mean(axis=0)
     differences = first.mean(axis=1) - second.mean(axis=1)

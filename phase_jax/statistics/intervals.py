@@ -22,9 +22,7 @@ def _proportion_interval(k, n, confidence, method):
     # Importing statsmodels takes a second or two, which `phase-jax --help` need not pay.
     from statsmodels.stats.proportion import proportion_confint
 
-    k, n = (
-        array.copy() for array in np.broadcast_arrays(np.asarray(k, np.float64), np.asarray(n, np.float64))
-    )
+    k, n = (array.copy() for array in np.broadcast_arrays(np.asarray(k, np.float64), np.asarray(n, np.float64)))
     if not (np.all(n >= 1) and np.all(k >= 0) and np.all(k <= n)):
         raise ValueError("a proportion needs n >= 1 trials and 0 <= k <= n successes")
     if not 0 < confidence < 1:

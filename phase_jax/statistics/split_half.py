@@ -17,9 +17,7 @@ class SplitHalf:
     interval: tuple[float, float]
 
 
-def split_half_worst(
-    correct, stride: int | None = None, *, replicates: int = 2000, seed: int = 0
-) -> SplitHalf:
+def split_half_worst(correct, stride: int | None = None, *, replicates: int = 2000, seed: int = 0) -> SplitHalf:
     """Each random half of the rows of `correct[N, R]` names its worst residue; the other half scores it.
 
     With a stride the worst phase (residue mod S) is sought. The smallest of R noisy numbers is too small; a

@@ -17,9 +17,7 @@ class SweepPeriod:
     p_value: float
 
 
-def sweep_period(
-    values, *, alpha: float = 0.05, permutations: int = 2000, seed: int = 0
-) -> SweepPeriod | None:
+def sweep_period(values, *, alpha: float = 0.05, permutations: int = 2000, seed: int = 0) -> SweepPeriod | None:
     """The period of `values[L]` (probabilities or log-odds, one a token), or None if nothing stands out.
 
     The straight trend is taken out. A period must stand out twice: in the autocorrelation, as a peak at a
@@ -41,9 +39,7 @@ def sweep_period(
     lags = np.arange(2, values.size // 2 + 1)
 
     correlation = _autocorrelation(series)
-    peaks = (correlation[0, lags] > correlation[0, lags - 1]) & (
-        correlation[0, lags] > correlation[0, lags + 1]
-    )
+    peaks = (correlation[0, lags] > correlation[0, lags - 1]) & (correlation[0, lags] > correlation[0, lags + 1])
     # Long lags have fewer pairs; in units of each lag's own spread under shuffling, all lags compare.
     score = correlation[:, lags]
     score = (score - score[1:].mean(axis=0)) / score[1:].std(axis=0)

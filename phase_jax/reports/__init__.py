@@ -1,0 +1,1 @@
+"""Figures and pages, made from stored reports alone: nothing here needs a model."""
