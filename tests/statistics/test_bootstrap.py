@@ -79,6 +79,16 @@ def test_mean_of_differences_uses_their_bounds(correct):
     np.testing.assert_allclose(mirrored, (-high, -low), atol=0.002)
 
 
+def test_mean_of_rare_failures_stays_narrow():
+    """One miss in 2,400 answers: most of what a resample says about its own spread is nothing."""
+    scores = np.ones(100)
+    scores[3] = 23 / 24
+    low, high = mean_interval(scores)
+    assert 0.95 < low < scores.mean() < high <= 1
+    assert mean_interval([1.0])[0] == pytest.approx(0.025)  # Clopper-Pearson for 1 of 1
+    assert mean_interval(np.zeros(10), bounds=(-1.0, 1.0))[0] < -0.3
+
+
 def test_gap_percentiles_are_those_of_the_resampled_gaps(correct):
     gaps = np.ptp(bootstrap_curves(correct, seed=5), axis=1)
     np.testing.assert_allclose(gap_percentile_interval(correct, seed=5), np.quantile(gaps, [0.025, 0.975]))
