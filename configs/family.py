@@ -58,7 +58,7 @@ _LAB = {
     "mlp_width": 128,
     "vocabulary": 131,
     "rope_theta": 100.0,
-    "embedding_std": 0.05,
+    "embedding_std": 0.08,
     "logit_scale": 1.0,
 }
 

@@ -20,7 +20,9 @@ def get_config(variant: str) -> ConfigDict:
         id=variant,
         seed=default_seed(variant),
         model=model_config(variant, "lab"),
-        data=RecallConfig(curriculum=((0.3, 8, 72), (1.0, 16, 104))),
-        train=TrainConfig(steps=2000, optimizer=OptimizerConfig(learning_rate=3e-3)),
+        data=RecallConfig(queries=20, curriculum=((0.375, 8, 72), (1.0, 16, 104))),
+        train=TrainConfig(
+            steps=800, first_layer_weight=0.2, optimizer=OptimizerConfig(learning_rate=3e-3, final_share=0.02)
+        ),
     )
     return as_config_dict(run)

@@ -26,6 +26,7 @@ class TrainConfig:
 
     steps: int
     batch: int = 32
+    first_layer_weight: float = 0.0  # of training.step.first_layer_loss, beside the recall loss
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     log_every: int = 10
     checkpoint_every: int = 250

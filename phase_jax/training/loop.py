@@ -50,7 +50,7 @@ def train(config: RunConfig, folder: RunFolder) -> dict:
             state = ckpt.restore(saved, start, jax.eval_shape(fresh, jax.random.key(0)))
         _forget_after(folder, start or 0)
         began = time.perf_counter()
-        state = _run_steps(config, folder, make_train_step(model, optimizer), state, saved)
+        state = _run_steps(config, folder, make_train_step(model, optimizer, config.train.first_layer_weight), state, saved)
     result = {
         "steps": config.train.steps,
         "validation_loss": validation_loss(model, state.params, config),
