@@ -20,9 +20,9 @@ def get_config(variant: str) -> ConfigDict:
         id=variant,
         seed=default_seed(variant),
         model=model_config(variant, "lab"),
-        data=RecallConfig(queries=20, curriculum=((0.375, 8, 72), (1.0, 16, 104))),
+        data=RecallConfig(records=32, length=112, queries=20, curriculum=((0.5, 8, 72), (1.0, 32, 112))),
         train=TrainConfig(
-            steps=800, first_layer_weight=0.2, optimizer=OptimizerConfig(learning_rate=3e-3, final_share=0.02)
+            steps=400, first_layer_weight=0.2, optimizer=OptimizerConfig(learning_rate=3e-3, final_share=0.02)
         ),
     )
     return as_config_dict(run)
