@@ -1,0 +1,24 @@
+"""phase-jax bench: what things cost, on this machine, in one run."""
+
+import importlib
+from collections.abc import Sequence
+
+from phase_jax.errors import UserError
+from phase_jax.suggest import unknown
+
+BENCHES = {
+    "sweep": "evaluation and training of the lab's models, and the data's share",
+    "longcontext": "time and memory of one forward pass against its length",
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print("usage: phase-jax bench NAME …   (phase-jax bench NAME --help tells more)\n")
+        print("\n".join(f"  {name:<12} {purpose}" for name, purpose in BENCHES.items()))
+        print("\nexample:\n  phase-jax bench sweep --json bench.json")
+        return 0
+    name, *rest = argv
+    if name not in BENCHES:
+        raise UserError(unknown("bench", name, BENCHES, "phase-jax bench --help lists them"))
+    return importlib.import_module(f"experiments.bench_{name}").main(rest)
