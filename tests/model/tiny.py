@@ -17,11 +17,18 @@ def tiny_config(variant: str, **changes) -> ModelConfig:
     config = model_config(variant, "lab")
     heads = max(2, config.kv_heads)
     small = {"layers": 2, "width": 16, "query_heads": heads, "head_dim": 16, "mlp_width": 24, "vocabulary": 20}
-    return dataclasses.replace(config, **small, **changes)
+    return dataclasses.replace(config, **{**small, **changes})
 
 
 def draw_params(config: ModelConfig, seed: int = 0) -> dict:
-    """Initial parameters, jittered so that no norm is one and no bias is zero."""
-    params = Transformer(config).init(jax.random.key(seed), jnp.zeros((1, 16), jnp.int32))["params"]
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: x + jnp.asarray(rng.normal(0, 0.1, x.shape), x.dtype), params)
+    """Random parameters, in which no norm is one and no bias is zero; drawn without compiling anything."""
+    model, rng = Transformer(config), np.random.default_rng(seed)
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 16), jnp.int32)))["params"]
+
+    def draw(path, leaf):
+        name = path[-1].key
+        scale = "norm" in name
+        std = 0.1 if scale or name == "bias" else 0.25
+        return jnp.asarray(scale + rng.normal(0, std, leaf.shape), leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(draw, shapes)
