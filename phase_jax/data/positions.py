@@ -19,7 +19,7 @@ def matched_slot_starts(n: int, residues: int) -> np.ndarray:
     With N_r slots that start at a residue ≤ r, of which K_r start one lattice step later, residue r is used
     A0 = N_r − K_r times at r and A2 = K_last − K_r times at r + 2R. The mean is the same for all r iff
     N_r = n (r+1)/R, and the variance iff (A0 + A2)/n − ((A0 − A2)/n)² is; both are solved, then rounded, so the mean is
-    within R/n tokens (exact where R divides n) and the variance within 5/n of itself.
+    within R/n tokens (exact where R divides n) and the variance within 6/n of itself.
     """
     r = np.arange(residues)
     started = np.rint(n * (r + 1) / residues)
@@ -61,19 +61,22 @@ def place_targets(n: int, residues: int, records: int, record_length: int, slack
     first = 1 + (span + room) // 2 - (residues - 1)
     rng = np.random.default_rng([seed, 0])
     starts = first + rng.permutation(matched_slot_starts(n, residues))
-    lowest = np.maximum(0, -(-(starts - 1 - room) // record_length))
-    highest = np.minimum(records - 1, (starts - 1) // record_length)
-    widest = np.array([first, first + 2 * (residues - 1)])
-    possible = np.maximum(0, -(-(widest - 1 - room) // record_length)) <= np.minimum(
-        records - 1, (widest - 1) // record_length
-    )
-    if room < 0 or first < 1 or not possible.all():
+    lowest, highest = _reachable_ranks(starts, room, records, record_length)
+    # Wherever a slot may start, drawn or not, so that what is refused depends on the sizes alone.
+    least, most = _reachable_ranks(first + np.arange(2 * residues - 1), room, records, record_length)
+    if room < 0 or first < 1 or (least > most).any():
         raise UserError(
             f"a prompt with {slack} filler tokens is too short to put the target of {records} records on {residues}"
             f" residues at matched positions: it needs {_least_slack(residues, records, record_length)} or more"
         )
     rank = lowest + rng.integers(0, highest - lowest + 1)
     return Placement(in_slot(starts, residues), rank)
+
+
+def _reachable_ranks(starts: np.ndarray, room: int, records: int, record_length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Lowest and highest rank that a target whose slot starts there may have; the lowest is higher where none may."""
+    lowest = np.maximum(0, -(-(starts - 1 - room) // record_length))
+    return lowest, np.minimum(records - 1, (starts - 1) // record_length)
 
 
 def _least_slack(residues: int, records: int, record_length: int) -> int:
@@ -89,13 +92,13 @@ def matching(position: np.ndarray) -> dict:
     """How well target positions [n, R] match over residues, and whether that is within what SPEC §4 allows.
 
     Largest deviation of a residue's mean from the mean over residues (tokens), and of its variance (a fraction).
-    Allowed are R/n tokens and 1 %, or 5/n where the counts are too few for 1 %.
+    Allowed are R/n tokens and 1 %, or 6/n where the counts are too few for 1 %.
     """
     n, residues = position.shape
     mean, variance = position.mean(axis=0), position.var(axis=0)
     mean_deviation = float(np.abs(mean - mean.mean()).max())
     variance_deviation = float(np.abs(variance / variance.mean() - 1).max()) if variance.mean() else 0.0
-    matched = mean_deviation <= residues / n and variance_deviation <= max(0.01, 5 / n)
+    matched = mean_deviation <= residues / n and variance_deviation <= max(0.01, 6 / n)
     return {
         "mean_deviation": mean_deviation,
         "variance_deviation": variance_deviation,
