@@ -99,7 +99,7 @@ def test_targets_stay_within_reach_and_every_reachable_rank_occurs(residues, rec
         possible = [
             k
             for k in range(records)
-            if 0 <= start - 1 - k * record_length and start + residues - 2 - k * record_length <= slack
+            if start - 1 - k * record_length >= 0 and start + residues - 2 - k * record_length <= slack
         ]
         share = len(ranks) / len(possible)
         counts = [ranks.count(k) for k in possible]
