@@ -14,13 +14,14 @@ VERBS = {
     "train": "train one model, or continue its run",
     "evaluate": "sweep all phases of a trained model",
     "configs": "list the model family",
+    "report": "make a page, a model card and figures of stored results",
     "check": "hold a result against limits: a release gate",
     "calibrate": "measure the error rates of the statistics",
     "bench": "measure what things cost",
 }
 
 # These compute nothing that an accelerator would help with, and must not wait for one.
-ON_CPU = {"configs", "check", "calibrate"}
+ON_CPU = {"configs", "report", "check", "calibrate"}
 
 
 def usage() -> str:

@@ -296,7 +296,7 @@ def _tags(pairs: Sequence[tuple[Run, Result]]) -> list[str]:
 def _numbers(pairs: Sequence[tuple[Run, Result]], adjusted) -> Table:
     """The main table: every number with its interval, and the verdict."""
     headings = [
-        *("model", "padding", "verdict", "mean", "worst", "at residue", "gap", "σ", "period", "NLL (nats)", "p"),
+        *("model", "padding", "verdict", "mean", "worst", "at residue", "gap", "period", "σ", "NLL (nats)", "p"),
         *([] if adjusted is None else ["p (Holm)"]),
         "gap, percentile interval (biased)",
     ]
@@ -305,8 +305,8 @@ def _numbers(pairs: Sequence[tuple[Run, Result]], adjusted) -> Table:
         report = result.report
         mean, worst, gap, sigma = (_with_interval(report, name) for name in ("mean", "worst", "gap", "sigma"))
         nll = None if report["nll"] is None else sum(report["nll"]) / report["residues"]
-        cells = [report["verdict"], mean, worst, str(report["worst_residue"]), gap, sigma]
-        cells += [str(report["period"] or "none"), wording.number(nll), wording.p_value(report["p_value"])]
+        cells = [report["verdict"], mean, worst, str(report["worst_residue"]), gap]
+        cells += [str(report["period"] or "none"), sigma, wording.number(nll), wording.p_value(report["p_value"])]
         cells += [] if adjusted is None else [wording.p_value(float(adjusted[place]))]
         rows.append(_row(run, result, *cells, wording.percents(report["gap_percentile_interval"])))
     return Table(headings, rows, _tags(pairs))

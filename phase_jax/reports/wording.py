@@ -86,9 +86,9 @@ def _sensitive(reports: Sequence[dict], protocols: str) -> str:
     where = f", under {padding(worst['protocol'])}" if len(reports) > 1 else ""
     period = "" if worst["period"] is None else f"; the curve repeats every {worst['period']} tokens"
     return (
-        f"phase sensitive under {protocols}: {percent(worst['mean'])} of the answers are right on average, but between"
+        f"phase sensitive under {protocols}: {percent(worst['mean'])} of the answers are right on average: from"
         f" {percent(worst['worst'])} (95 % interval {percents(worst['worst_interval'])}) where the key is at"
-        f" {place(worst, worst['worst_residue'])} and {percent(max(worst['accuracy']))} at the best residue{where}"
+        f" {place(worst, worst['worst_residue'])} to {percent(max(worst['accuracy']))} at the best residue{where}"
         f"{period}"
     )
 
