@@ -46,21 +46,33 @@ class Windows:
         """J, the number of windows that have closed after `length` tokens."""
         return max(0, (length - self.width - self.origin) // self.stride + 1)
 
+    def start(self, j):
+        """First position of window j; may be negative."""
+        return self.origin + self.stride * j
+
     def starts(self, length: int) -> np.ndarray:
         """First position of each closed window, [J]; may be negative."""
-        return self.origin + self.stride * np.arange(self.count(length))
+        return self.start(np.arange(self.count(length)))
 
     def closes(self, length: int) -> np.ndarray:
         """Last position of each closed window, [J]."""
         return self.starts(length) + self.width - 1
 
     def rope_positions(self, length: int) -> np.ndarray:
-        """Position at which an entry's key is rotated, start_j + W − S, [J]; may be negative."""
-        return self.starts(length) + self.width - self.stride
+        """Position at which the key of each closed window is rotated, [J]."""
+        return self.rope_position(np.arange(self.count(length)))
+
+    def rope_position(self, j):
+        """Position at which the key of entry j is rotated, start_j + W − S; may be negative."""
+        return self.start(j) + self.width - self.stride
 
     def closed(self, t):
         """How many windows have closed at or before position t (the count of entries that a query at t sees)."""
         return ((t - self.width - self.origin + 1) // self.stride + 1).clip(0)
+
+    def most_closing(self, length: int) -> int:
+        """The most windows that close within any `length` consecutive tokens, ⌈length/S⌉."""
+        return -(-length // self.stride)
 
     def phase(self, t):
         """Reported phase, t mod S."""

@@ -13,6 +13,8 @@ from phase_jax.axes import Entries, Hidden, Payload
 from phase_jax.geometry import Windows
 from phase_jax.layers import rms_norm
 
+_ABSENT = -1e30  # a gate logit that leaves weight exactly 0 beside any present token
+
 
 def branch_shapes(
     windows: Windows,
@@ -54,8 +56,17 @@ def project_streams(hidden: Hidden, maps: jax.Array, windows: Windows) -> Payloa
     return streams.reshape(batch, -1, windows.streams, *maps.shape[2:])[:, before : before + length]
 
 
-def compress(params: dict[str, jax.Array], hidden: Hidden, windows: Windows, norm_eps: float) -> Entries:
-    """Entries [B, J, K, H] of the windows that have closed, before key norm and RoPE."""
+def compress(
+    params: dict[str, jax.Array],
+    hidden: Hidden,
+    windows: Windows,
+    norm_eps: float,
+    present: jax.Array | None = None,
+) -> Entries:
+    """Entries [B, J, K, H] of the windows that have closed, before key norm and RoPE.
+
+    `present` [T] marks the tokens that exist, where the hidden states begin elsewhere than at position 0.
+    """
     payload = project_streams(hidden, params["payload"].astype(hidden.dtype), windows)
     if "norm" in params:
         payload = rms_norm(payload, params["norm"], norm_eps)
@@ -63,4 +74,6 @@ def compress(params: dict[str, jax.Array], hidden: Hidden, windows: Windows, nor
         logits = project_streams(hidden, params["gate"].astype(hidden.dtype), windows)
     else:
         logits = jnp.zeros((*hidden.shape[:2], 1, payload.shape[3], 1), jnp.float32)
+    if present is not None:
+        logits = jnp.where(present[:, None, None, None], logits, _ABSENT)
     return windowed_gating(payload, logits, params.get("bias"), windows)

@@ -1,12 +1,23 @@
-"""Attention of queries over visible entries and exact tokens in one softmax (SPEC §1)."""
+"""Attention of queries over visible entries and exact tokens in one softmax (SPEC §1).
+
+Two forms of the same numbers. Dense: all scores at once, fastest at lab sizes. Blockwise: queries and keys in blocks
+with an online softmax (Milakov & Gimelshein 2018), memory linear in T; it also serves the cache, whose queries begin
+at any position.
+"""
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from phase_jax.axes import Entries, ExactKV, Queries
 from phase_jax.geometry import ExactBranch
 
 _MASKED = -1e30
+_FLOOR = -1e29  # below every score and far above a masked one, so that exp(masked − floor) is exactly 0
+
+KeysAndValues = tuple[jax.Array, jax.Array]
 
 
 def _scores(equation: str, q: jax.Array, k: jax.Array, seen: jax.Array) -> jax.Array:
@@ -66,3 +77,105 @@ def joint_attention(
     out = out + jnp.einsum("bkcqgj,bjkh->bkcqgh", far.astype(entry_v.dtype), entry_v)
     out = jnp.moveaxis(out / mass.astype(out.dtype), 1, 3)
     return out.reshape(batch, blocks * reach, heads, head_dim)[:, :length]
+
+
+def last_weights(
+    q: Queries, entry_k: Entries | None, exact_k: ExactKV, exact: ExactBranch
+) -> tuple[jax.Array, jax.Array]:
+    """How the last query weighs entries [B, N, J] and exact tokens [B, N, T], f32; together they sum to 1.
+
+    q [B, T, N, H], entry keys [B, J, K, H] (None in full attention), exact keys [B, T, K, H].
+    """
+    batch, length, heads, head_dim = q.shape
+    t = np.int64(length - 1)
+    seen = (np.arange(length) >= exact.first(t)) & (np.arange(length) <= t)
+    keys, entries = exact_k, 0
+    if entry_k is not None:
+        keys, entries = jnp.concatenate([entry_k, exact_k], axis=1), entry_k.shape[1]
+        seen = np.concatenate([exact.windows.visible(t, length), seen])
+    q = q[:, -1].reshape(batch, exact_k.shape[2], -1, head_dim) * head_dim**-0.5
+    weights = jax.nn.softmax(_scores("bkgh,bukh->bkgu", q, keys, seen)).reshape(batch, heads, -1)
+    return weights[..., :entries], weights[..., entries:]
+
+
+class _Softmax(NamedTuple):
+    """A softmax in progress, f32: the highest score so far, and mass and weighted values relative to it."""
+
+    top: jax.Array  # [B, K, G, q]
+    mass: jax.Array  # [B, K, G, q]
+    out: jax.Array  # [B, K, G, q, H]
+
+
+def _absorb(state: _Softmax, q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> _Softmax:
+    """Adds keys and values [B, K, U, H] to the softmax of queries [B, K, G, q, H]; `seen` is [q, U]."""
+    scores = _scores("bkgqh,bkuh->bkgqu", q, k, seen)
+    # The result does not depend on the reference point, so no gradient flows through it.
+    top = jax.lax.stop_gradient(jnp.maximum(state.top, scores.max(axis=-1)))
+    weights = jnp.exp(scores - top[..., None])
+    kept = jnp.exp(state.top - top)
+    values = jnp.einsum("bkgqu,bkuh->bkgqh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+    return _Softmax(top, state.mass * kept + weights.sum(axis=-1), state.out * kept[..., None] + values)
+
+
+def blockwise_attention(
+    q: Queries,
+    far: KeysAndValues,
+    near: KeysAndValues | None,
+    exact: ExactBranch,
+    start: int | jax.Array = 0,
+    block: int | None = None,
+) -> Queries:
+    """Attention of queries [B, T, N, H] at positions start … start + T − 1, in memory linear in T: [B, T, N, H].
+
+    `far` are the entries [B, J, K, H], of which a query sees those that have closed; in full attention they are the
+    tokens from position 0 on, of which it sees those up to itself. `near` are the exact tokens from position
+    start − reach + 1 on, [B, reach − 1 + T, K, H]; None in full attention. There may be more of either than any query
+    sees. No more than block² scores a head exist at once (all of them where `block` is None), and in the backward pass
+    they are computed again.
+    """
+    batch, length, heads, head_dim = q.shape
+    count, kv_heads = far[0].shape[1:3]
+    rows = min(block or length, length)
+    columns = max(1, min(block * block // rows if block else count, count))
+    firsts = jnp.arange(0, length, rows)
+    q = _blocks(q * head_dim**-0.5, rows)
+    q = q.reshape(-1, batch, kv_heads, heads // kv_heads, rows, head_dim)
+    far = tuple(_blocks(x, columns) for x in far)
+    if near is not None:
+        behind = exact.reach - 1
+        reached = firsts[:, None] + jnp.arange(behind + rows)
+        near = tuple(jnp.transpose(jnp.take(x, reached, axis=1, mode="clip"), (1, 0, 3, 2, 4)) for x in near)
+
+    def one_block(rows_block):
+        first, q, near = rows_block
+        # Rows beyond the last query repeat its position, so that none of them sees nothing.
+        t = start + jnp.minimum(first + jnp.arange(rows), length - 1)
+        mass = jnp.zeros(q.shape[:-1])
+        state = _Softmax(mass + _FLOOR, mass, jnp.zeros(q.shape))
+        if near is not None:
+            u = start + first - behind + jnp.arange(behind + rows)
+            state = _absorb(state, q, *near, (u >= exact.first(t)[:, None]) & (u <= t[:, None]) & (u >= 0))
+        seen = exact.windows.closed(t) if exact.windows else t + 1
+
+        def absorb_far(state, columns_block):
+            first, k, v = columns_block
+
+            def absorb(state):
+                return _absorb(state, q, k, v, first + jnp.arange(columns) < seen[:, None])
+
+            return jax.lax.cond(first < seen[-1], absorb, lambda state: state, state), None
+
+        absorb_far = jax.checkpoint(absorb_far, prevent_cse=False)
+        state, _ = jax.lax.scan(absorb_far, state, (jnp.arange(0, count, columns), *far))
+        return (state.out / state.mass[..., None]).astype(far[1].dtype)
+
+    out = jax.lax.map(jax.checkpoint(one_block, prevent_cse=False), (firsts, q, near))
+    out = jnp.transpose(out, (1, 0, 4, 2, 3, 5))  # [c, B, K, G, q, H] -> [B, c, q, K, G, H]
+    return out.reshape(batch, -1, heads, head_dim)[:, :length]
+
+
+def _blocks(x: jax.Array, size: int) -> jax.Array:
+    """[B, T, heads, H] -> [c, B, heads, size, H], filled up with zeros."""
+    batch, length, *rest = x.shape
+    x = jnp.pad(x, [(0, 0), (0, -length % size), (0, 0), (0, 0)])
+    return jnp.transpose(x.reshape(batch, -1, size, *rest), (1, 0, 3, 2, 4))

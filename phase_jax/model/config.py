@@ -35,6 +35,8 @@ class ModelConfig:
     post_norm: bool = False
     exact: Literal["window", "tail", "none"] = "window"
     exact_width: int = 16
+    attention_block: int | None = None  # queries and keys scored at once, memory linear in T; None: all of them
+    initial_std: float | None = 0.02  # of projections and maps; None: 1/√inputs, and residual outputs by √(2L) less
     embedding_std: float = 0.02
     logit_scale: float = 1.0
     dtype: Literal["float32", "bfloat16"] = "float32"  # of activations; parameters are always float32
@@ -44,6 +46,8 @@ class ModelConfig:
         for field in ("layers", "width", "query_heads", "kv_heads", "head_dim", "mlp_width", "vocabulary"):
             if getattr(self, field) < 1:
                 raise ValueError(f"model.{field} is {getattr(self, field)}: it must be at least 1")
+        if self.attention_block is not None and self.attention_block < 1:
+            raise ValueError(f"model.attention_block is {self.attention_block}: it must be at least 1, or null")
         if self.query_heads % self.kv_heads:
             raise ValueError(
                 f"model.query_heads {self.query_heads} is not a multiple of model.kv_heads {self.kv_heads}"

@@ -5,35 +5,52 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from phase_jax.axes import Hidden, Tokens
 from phase_jax.compressors import GATE_WIDTHS, branch_shapes, compress
+from phase_jax.geometry import Windows
 from phase_jax.layers import rms_norm, rotate, rotation, swiglu
-from phase_jax.model.attention import full_attention, joint_attention
+from phase_jax.model.attention import blockwise_attention, full_attention, joint_attention, last_weights
+from phase_jax.model.cache import LayerCache, append, cached_keys_and_values, closing, closing_windows
 from phase_jax.model.config import ModelConfig
 
 _ones = nn.initializers.ones_init()
 _zeros = nn.initializers.zeros_init()
 
 
-def _fan_in(inputs: int):
-    """Normal initialiser of standard deviation 1/√inputs."""
-    return nn.initializers.normal(inputs**-0.5)
+def _matrix(cfg: ModelConfig, inputs: int, residual: bool = False):
+    """Initialiser of a projection or map of so many inputs; `residual` where its output joins the residual stream."""
+    spread = inputs**-0.5 * ((2 * cfg.layers) ** -0.5 if residual else 1)
+    return nn.initializers.normal(spread if cfg.initial_std is None else cfg.initial_std)
+
+
+# Gates begin near indifference, so that which offsets they come to prefer is learned (SPEC §8, Theorem 2).
+_gate = nn.initializers.normal(0.02)
 
 
 class Turns(NamedTuple):
-    """RoPE's (cos, sin) tables at the positions of the tokens and of the entries; `entry` is None in full attention."""
+    """RoPE's (cos, sin) tables at the positions of the tokens and of the entries that they close.
+
+    `entry` is None in full attention.
+    """
 
     token: tuple[jax.Array, jax.Array]
     entry: tuple[jax.Array, jax.Array] | None
 
 
-def turns(cfg: ModelConfig, length: int) -> Turns:
-    """The tables of a sequence of `length` tokens."""
-    token = rotation(jnp.arange(length), cfg.rope_theta, cfg.rotated)
-    if cfg.windows is None:
+def turns(cfg: ModelConfig, length: int, start: jax.Array | None = None) -> Turns:
+    """The tables of a whole sequence of `length` tokens, or of as many from position `start` of a cache on."""
+
+    def tables(positions):
+        return rotation(positions, cfg.rope_theta, cfg.rotated)
+
+    windows = cfg.windows
+    token = tables(jnp.arange(length) + (0 if start is None else start))
+    if windows is None:
         return Turns(token, None)
-    return Turns(token, rotation(cfg.windows.rope_positions(length), cfg.rope_theta, cfg.rotated))
+    entries = np.arange(windows.count(length)) if start is None else closing(windows, start, length)
+    return Turns(token, tables(windows.rope_position(entries)))
 
 
 class CompressorBranch(nn.Module):
@@ -42,7 +59,7 @@ class CompressorBranch(nn.Module):
     cfg: ModelConfig
 
     @nn.compact
-    def __call__(self, hidden: Hidden) -> jax.Array:
+    def __call__(self, hidden: Hidden, windows: Windows, present: jax.Array | None = None) -> jax.Array:
         cfg = self.cfg
         shapes = branch_shapes(
             cfg.windows,
@@ -54,42 +71,72 @@ class CompressorBranch(nn.Module):
             cfg.gate_bias,
             cfg.post_norm,
         )
-        init = {"payload": _fan_in(cfg.width), "gate": _fan_in(cfg.width), "bias": _zeros, "norm": _ones}
+        init = {"payload": _matrix(cfg, cfg.width), "gate": _gate, "bias": _zeros, "norm": _ones}
         params = {name: self.param(name, init[name], shape) for name, shape in shapes.items()}
-        return compress(params, hidden, cfg.windows, cfg.norm_eps)
+        return compress(params, hidden, windows, cfg.norm_eps, present)
 
 
 class Attention(nn.Module):
-    """Attention over the whole sequence: normed hidden states [B, T, D] -> [B, T, D].
+    """Attention: normed hidden states [B, T, D] -> [B, T, D].
 
-    `turns` are RoPE's tables for token positions and for entry positions.
+    Without a cache the tokens are the whole sequence; with one they begin at position `start`, after what the cache
+    holds, and the cache that holds them too is returned.
     """
 
     cfg: ModelConfig
 
     @nn.compact
-    def __call__(self, hidden: Hidden, turns: Turns) -> Hidden:
+    def __call__(
+        self, hidden: Hidden, turns: Turns, start: jax.Array | None, cache: LayerCache | None
+    ) -> tuple[Hidden, LayerCache | None]:
         cfg = self.cfg
+        windows, exact, block = cfg.windows, cfg.exact_branch, cfg.attention_block
         q_norm, k_norm = (self.param(n, _ones, (cfg.head_dim,)) if cfg.qk_norm else None for n in ("q_norm", "k_norm"))
 
         def project(name, heads):
-            weight = self.param(name, _fan_in(cfg.width), (cfg.width, heads, cfg.head_dim))
+            weight = self.param(name, _matrix(cfg, cfg.width), (cfg.width, heads, cfg.head_dim))
             return jnp.einsum("btd,dnh->btnh", hidden, weight.astype(hidden.dtype))
 
         def positioned(x, norm, turn):
             return rotate(rms_norm(x, norm, cfg.norm_eps) if cfg.qk_norm else x, *turn)
 
+        def entries(hidden, windows, present=None):
+            entry_k = CompressorBranch(cfg, name="compress_key")(hidden, windows, present)
+            entry_k = positioned(entry_k, k_norm, turns.entry)
+            if cfg.tied_kv:
+                return entry_k, entry_k
+            return entry_k, CompressorBranch(cfg, name="compress_value")(hidden, windows, present)
+
         q = positioned(project("query", cfg.query_heads), q_norm, turns.token)
         k = positioned(project("key", cfg.kv_heads), k_norm, turns.token)
         v = k if cfg.tied_kv else project("value", cfg.kv_heads)
-        if cfg.windows is None:
-            mixed = full_attention(q, k, v)
+        if cache is not None:
+            closed = entries(*closing_windows(cache, hidden, windows, start)) if windows else None
+            far, near = cached_keys_and_values(cache, (k, v), closed, exact, start)
+            mixed = blockwise_attention(q, far, near, exact, start, block)
+            cache = append(cache, hidden, (k, v), far, start)
+        elif windows is None:
+            self._sow_weights(q, None, k)
+            mixed = full_attention(q, k, v) if block is None else blockwise_attention(q, (k, v), None, exact, 0, block)
         else:
-            entry_k = positioned(CompressorBranch(cfg, name="compress_key")(hidden), k_norm, turns.entry)
-            entry_v = entry_k if cfg.tied_kv else CompressorBranch(cfg, name="compress_value")(hidden)
-            mixed = joint_attention(q, entry_k, entry_v, k, v, cfg.exact_branch)
-        out = self.param("out", _fan_in(cfg.query_heads * cfg.head_dim), (cfg.query_heads, cfg.head_dim, cfg.width))
-        return jnp.einsum("btnh,nhd->btd", mixed, out.astype(mixed.dtype))
+            entry_k, entry_v = entries(hidden, windows)
+            self._sow_weights(q, entry_k, k)
+            if block is None:
+                mixed = joint_attention(q, entry_k, entry_v, k, v, exact)
+            else:
+                near = tuple(jnp.pad(x, [(0, 0), (exact.reach - 1, 0), (0, 0), (0, 0)]) for x in (k, v))
+                mixed = blockwise_attention(q, (entry_k, entry_v), near, exact, 0, block)
+        out = self.param(
+            "out",
+            _matrix(cfg, cfg.query_heads * cfg.head_dim, residual=True),
+            (cfg.query_heads, cfg.head_dim, cfg.width),
+        )
+        return jnp.einsum("btnh,nhd->btd", mixed, out.astype(mixed.dtype)), cache
+
+    def _sow_weights(self, q: jax.Array, entry_k: jax.Array | None, k: jax.Array) -> None:
+        """The last query's weights, for whoever asks with `mutable="intermediates"`; no work where nobody does."""
+        if self.is_mutable_collection("intermediates"):
+            self.sow("intermediates", "last_weights", last_weights(q, entry_k, k, self.cfg.exact_branch))
 
 
 class Mlp(nn.Module):
@@ -100,27 +147,30 @@ class Mlp(nn.Module):
     @nn.compact
     def __call__(self, hidden: Hidden) -> Hidden:
         width, inner = self.cfg.width, self.cfg.mlp_width
-        gate = self.param("gate", _fan_in(width), (width, inner))
-        up = self.param("up", _fan_in(width), (width, inner))
-        down = self.param("down", _fan_in(inner), (inner, width))
+        gate = self.param("gate", _matrix(self.cfg, width), (width, inner))
+        up = self.param("up", _matrix(self.cfg, width), (width, inner))
+        down = self.param("down", _matrix(self.cfg, inner, residual=True), (inner, width))
         return swiglu(hidden, gate, up, down)
 
 
 class Block(nn.Module):
-    """One pre-norm layer; shaped for nn.scan, so it returns (hidden, None)."""
+    """One pre-norm layer; shaped for nn.scan: (hidden, its cache) of what is in common and its own."""
 
     cfg: ModelConfig
 
     @nn.compact
-    def __call__(self, hidden: Hidden, turns: Turns) -> tuple[Hidden, None]:
+    def __call__(
+        self, hidden: Hidden, turns: Turns, start: jax.Array | None = None, cache: LayerCache | None = None
+    ) -> tuple[Hidden, LayerCache | None]:
         cfg = self.cfg
 
         def normed(name):
             return rms_norm(hidden, self.param(name, _ones, (cfg.width,)), cfg.norm_eps)
 
-        hidden = hidden + Attention(cfg, name="attention")(normed("attention_norm"), turns)
+        mixed, cache = Attention(cfg, name="attention")(normed("attention_norm"), turns, start, cache)
+        hidden = hidden + mixed
         hidden = hidden + Mlp(cfg, name="mlp")(normed("mlp_norm"))
-        return hidden, None
+        return hidden, cache
 
 
 class Transformer(nn.Module):
@@ -142,9 +192,9 @@ class Transformer(nn.Module):
             # A loop saves its intermediate results in stacked arrays; where there are few layers, copying costs more
             # than compiling each.
             unroll=cfg.layers if cfg.layers <= 4 else 1,
-            variable_axes={"params": 0},
+            variable_axes={"params": 0, "intermediates": 0},
             split_rngs={"params": True},
-            in_axes=nn.broadcast,
+            in_axes=(nn.broadcast, nn.broadcast, 0),
             length=cfg.layers,
         )(cfg)
         self.final_norm = self.param("final_norm", _ones, (cfg.width,))
@@ -155,8 +205,17 @@ class Transformer(nn.Module):
 
     def hidden_states(self, tokens: Tokens) -> Hidden:
         """What the last layer leaves, before the final norm: [B, T, D]."""
-        hidden = jnp.take(self.embedding, tokens, axis=0).astype(self.cfg.dtype)
-        return self.layers(hidden, turns(self.cfg, tokens.shape[1]))[0]
+        return self.layers(self._embed(tokens), turns(self.cfg, tokens.shape[1]), None, None)[0]
+
+    def extend(self, tokens: Tokens, start: jax.Array, layers: LayerCache) -> tuple[Hidden, LayerCache]:
+        """What the last layer leaves of tokens that follow `start` cached ones, [B, T, D], and the caches after them.
+
+        `layers` are the layers' caches, stacked.
+        """
+        return self.layers(self._embed(tokens), turns(self.cfg, tokens.shape[1], start), start, layers)
+
+    def _embed(self, tokens: Tokens) -> Hidden:
+        return jnp.take(self.embedding, tokens, axis=0).astype(self.cfg.dtype)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Next-token logits in f32 of hidden states [..., D]: [..., V]."""
