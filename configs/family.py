@@ -82,11 +82,11 @@ def default_seed(variant: str) -> int:
 
 
 def as_config_dict(run: RunConfig) -> ConfigDict:
-    """A run as the ConfigDict that flags override; a field that may be null takes integers."""
+    """A run as the ConfigDict that flags override; a field that is null takes a number."""
 
-    def overridable(value):
+    def overridable(name, value):
         if isinstance(value, dict):
-            return {name: overridable(inner) for name, inner in value.items()}
-        return config_dict.placeholder(int) if value is None else value
+            return {key: overridable(key, inner) for key, inner in value.items()}
+        return config_dict.placeholder(float if name.endswith("_std") else int) if value is None else value
 
-    return ConfigDict(overridable(dataclasses.asdict(run)))
+    return ConfigDict(overridable("", dataclasses.asdict(run)))
