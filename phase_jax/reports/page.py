@@ -298,7 +298,7 @@ def _numbers(pairs: Sequence[tuple[Run, Result]], adjusted) -> Table:
     headings = [
         *("model", "padding", "verdict", "mean", "worst", "at residue", "gap", "period", "σ", "NLL (nats)", "p"),
         *([] if adjusted is None else ["p (Holm)"]),
-        "gap, percentile interval (biased)",
+        "percentile interval of the gap (biased)",
     ]
     rows = []
     for place, (run, result) in enumerate(pairs):
