@@ -142,6 +142,11 @@ def limits(runs: Sequence[Run], adjusted: Sequence[float] | None) -> list[str]:
             "“Not seen” means that the gap is probably below ten points, not that it is zero: its upper bound"
             " is in the table."
         )
+    if any(report["mean"] < 0.05 or report["mean"] > 0.98 for report in reports):
+        sentences.append(
+            "Where nearly all answers are wrong, or right, residues have no room to differ: that a model shows no phase"
+            " effect there says little about one that is half right."
+        )
     if any(report["S"] and report["W"] and report["W"] > report["S"] for report in reports):
         sentences.append(
             "With overlapping windows (W > S) every pair of neighbours shares an entry, so that there is no boundary"
