@@ -8,9 +8,16 @@ from phase_jax.errors import UserError
 from phase_jax.run import RunConfig
 
 
+class _Parser(argparse.ArgumentParser):
+    """Its mistakes are one line, like all others."""
+
+    def error(self, message: str):
+        raise UserError(f"{message}; {self.prog} --help has an example")
+
+
 def parser(verb: str, purpose: str, example: str) -> argparse.ArgumentParser:
     """An argument parser whose --help ends with an example."""
-    return argparse.ArgumentParser(
+    return _Parser(
         prog=f"phase-jax {verb}",
         description=purpose,
         epilog=f"example:\n  {example}",
