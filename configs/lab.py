@@ -31,11 +31,11 @@ def get_config(variant: str) -> ConfigDict:
         id=variant,
         seed=default_seed(variant),
         model=dataclasses.replace(model, initial_std=0.02 if full else None),
-        data=RecallConfig(records=32, length=112, queries=20, curriculum=((0.75, 8, 64), (1.0, 32, 112))),
+        data=RecallConfig(records=24, length=96, queries=20, curriculum=((0.65, 8, 64), (1.0, 24, 96))),
         train=TrainConfig(
-            steps=600,
+            steps=460,
             first_layer_weight=0.2 if full else 0.0,
-            optimizer=OptimizerConfig(learning_rate=3e-3, final_share=0.02),
+            optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=50, final_share=0.02),
         ),
     )
     return as_config_dict(run)
