@@ -42,7 +42,7 @@ def measure(variant: str) -> dict:
     from phase_jax.training.optimizer import make_optimizer
     from phase_jax.training.step import init_state, make_train_step
 
-    config = lab_run(variant, None, None, False)
+    config = lab_run(variant)
     train, data = config.train, config.data
     model, optimizer = Transformer(config.model), make_optimizer(train.optimizer, train.steps)
     key, last = jax.random.key(0), train.steps - 1
