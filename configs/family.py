@@ -58,6 +58,7 @@ _LAB = {
     "mlp_width": 128,
     "vocabulary": 131,
     "rope_theta": 100.0,
+    "initial_std": None,
     "embedding_std": 0.08,
     "logit_scale": 1.0,
 }

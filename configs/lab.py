@@ -30,7 +30,7 @@ def get_config(variant: str) -> ConfigDict:
     run = RunConfig(
         id=variant,
         seed=default_seed(variant),
-        model=dataclasses.replace(model, initial_std=0.02 if full else None),
+        model=dataclasses.replace(model, initial_std=0.02, embedding_std=0.045) if full else model,
         data=RecallConfig(records=24, length=96, queries=20, curriculum=((0.65, 8, 64), (1.0, 24, 96))),
         train=TrainConfig(
             steps=460,
