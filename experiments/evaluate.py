@@ -1,14 +1,18 @@
 """phase-jax evaluate: sweep all phases of a trained model."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 from experiments.options import parser
 from phase_jax.data.prompts import PROTOCOLS, phase_prompts
 from phase_jax.errors import UserError
-from phase_jax.run import RunFolder, read_json, write_json
+from phase_jax.run import RunConfig, RunFolder, read_json, write_json
 
 SEED = 0  # of the prompts: every model meets the same logical samples, so that models can be compared in pairs
 
@@ -18,16 +22,10 @@ def evaluate_run(folder: RunFolder, protocol: str, logical: int, seed: int = SEE
 
     Raises UserError where the folder holds no trained run, or a size is impossible.
     """
-    config = folder.read_config()
-    if not folder.training.exists():
-        raise UserError(f"{folder.path} is not trained to its end yet: continue it with phase-jax train")
-    target = folder.evaluation(protocol)
-    report_file, scores_file = target.with_suffix(".json"), target.with_suffix(".npz")
+    config = trained(folder)
     made_of = {"protocol": protocol, "n_logical": logical, "prompt_seed": seed}
-    if report_file.exists() and scores_file.exists():
-        report = read_json(report_file)
-        if all(report[name] == value for name, value in made_of.items()):
-            return report, True
+    if report := stored(folder, protocol, made_of):
+        return report, True
     data = config.data
     prompts = phase_prompts(
         data.vocabulary,
@@ -69,12 +67,71 @@ def evaluate_run(folder: RunFolder, protocol: str, logical: int, seed: int = SEE
         "prompt_length": data.length,
         "checks": prompts.checks,
     }
+    store(folder, protocol, report, scores)
+    return report, False
+
+
+def evaluate_distance(folder: RunFolder, logical: int, seed: int = SEED) -> tuple[dict, bool]:
+    """`evaluate_run` for the target's distance from the query instead of its phase (see evaluation/distance.py)."""
+    config = trained(folder)
+    made_of = {"protocol": "distance", "n_logical": logical, "prompt_seed": seed}
+    if report := stored(folder, "distance", made_of):
+        return report, True
+
+    from phase_jax.evaluation.distance import distance_prompts, distance_report, measure
+    from phase_jax.model import Transformer
+    from phase_jax.training.loop import load_params
+
+    data = config.data
+    prompts = distance_prompts(data.vocabulary, logical, length=data.length, records=data.records, seed=seed)
+    scores = measure(Transformer(config.model), load_params(config, folder), prompts, f"{config.id} distance")
+    report = {"model": config.id, **made_of, **distance_report(scores, config.model)}
+    store(folder, "distance", report, scores)
+    return report, False
+
+
+def trained(folder: RunFolder) -> RunConfig:
+    """The configuration of a run that is trained to its end. Raises UserError where it is not."""
+    config = folder.read_config()
+    if not folder.training.exists():
+        raise UserError(f"{folder.path} is not trained to its end yet: continue it with phase-jax train")
+    return config
+
+
+def stored(folder: RunFolder, name: str, made_of: dict) -> dict | None:
+    """The report of an evaluation that was stored before, if it was made of the same."""
+    target = folder.evaluation(name)
+    if not (target.with_suffix(".json").exists() and target.with_suffix(".npz").exists()):
+        return None
+    report = read_json(target.with_suffix(".json"))
+    return report if all(report[key] == value for key, value in made_of.items()) else None
+
+
+def store(folder: RunFolder, name: str, report: dict, scores: dict) -> None:
+    """Writes both parts of an evaluation, the report last."""
+    target = folder.evaluation(name)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_suffix(".partial.npz")
     np.savez_compressed(partial, **scores)
-    partial.replace(scores_file)
-    write_json(report_file, report)
-    return report, False
+    partial.replace(target.with_suffix(".npz"))
+    write_json(target.with_suffix(".json"), report)
+
+
+def distance_table(report: dict) -> Table:
+    """Accuracy and the attention that the target gets, in percent, by bands of distances and by phase."""
+    phases = range(report["stride"]) if report["stride"] else ()
+    result = Table("distance", title=f"{report['model']}: how far behind the query the target is", box=box.SIMPLE_HEAD)
+    layers = range(len(report["mass"]["exact"]))
+    on_target = [f"layer {n} {part}" for n in layers for part in ("entries", "exact")]
+    for heading in ("accuracy", *(f"phase {p}" for p in phases), *on_target):
+        result.add_column(heading, justify="right")
+    for band in report["bands"]:
+        first, last = band["distances"]
+        by_phase = band["accuracy_by_phase"] or ()
+        mass = [band["mass"][f"{part}_of_target"][n] for n in layers for part in ("entries", "exact")]
+        cells = ["–" if x is None else f"{100 * x:.0f}" for x in (band["accuracy"], *by_phase, *mass)]
+        result.add_row(f"{first}–{last}", *cells)
+    return result
 
 
 def summary_line(report: dict) -> str:
@@ -94,6 +151,9 @@ def main(argv: Sequence[str]) -> int:
     )
     arguments.add_argument("--workdir", type=Path, required=True, help="the run's folder")
     arguments.add_argument("--protocol", choices=PROTOCOLS, default="prefix", help="how the target is moved")
+    arguments.add_argument(
+        "--distance", action="store_true", help="move the target away from the query instead, at every phase"
+    )
     arguments.add_argument("--logical", type=int, default=1000, metavar="N", help="logical samples (default 1000)")
     arguments.add_argument("--seed", type=int, default=SEED, help="seed of the prompts")
     arguments.add_argument("--profile", type=Path, metavar="DIR", help="write a profile of the run for XProf")
@@ -102,7 +162,14 @@ def main(argv: Sequence[str]) -> int:
     from experiments.runtime import prepare, profiled
 
     prepare()
+    folder = RunFolder(options.workdir)
+    if options.distance:
+        with profiled(options.profile):
+            report, reused = evaluate_distance(folder, options.logical, options.seed)
+        Console(width=None if sys.stdout.isatty() else 140).print(distance_table(report))
+        print(folder.evaluation("distance").with_suffix(".json"), "(measured before)" if reused else "")
+        return 0
     with profiled(options.profile):
-        report, reused = evaluate_run(RunFolder(options.workdir), options.protocol, options.logical, options.seed)
+        report, reused = evaluate_run(folder, options.protocol, options.logical, options.seed)
     print(summary_line(report) + (" (measured before)" if reused else ""))
     return 0

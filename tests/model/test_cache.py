@@ -26,21 +26,35 @@ KINDS = {
     "none": tiny_config("kvc_w4s4_1kv", exact="none", layers=1),
     "full": tiny_config("full_attn_4kv", layers=1),
 }
-kinds = pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
+# All tests of a kind have these in common, so that they share compilations, which are what takes time here.
+BATCH, LENGTH, ROLLBACK = 2, 41, 5
+SIZES = {"capacity": LENGTH, "rollback": ROLLBACK}
 
 
-def draw_tokens(config: ModelConfig, batch: int, length: int, seed: int = 3) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, config.vocabulary, (batch, length))
+@pytest.fixture(params=KINDS, scope="module")
+def kind(request):
+    """(model, parameters, tokens [B, T], logits [B, T, V] of every prefix from one parallel pass)."""
+    config = KINDS[request.param]
+    model, params = Transformer(config), draw_params(config)
+    tokens = draw_tokens(config, BATCH, LENGTH)
+    return model, params, tokens, parallel(model, params, tokens)
+
+
+def draw_tokens(config: ModelConfig, batch: int, length: int) -> np.ndarray:
+    return np.random.default_rng(3).integers(0, config.vocabulary, (batch, length))
 
 
 def parallel(model: Transformer, params: dict, tokens) -> np.ndarray:
-    """Logits [B, T, V] of every prefix at once."""
     return np.asarray(jax.jit(model.apply)({"params": params}, tokens))
 
 
-def assert_same_contents(one, other):
-    assert int(one.length) == int(other.length)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **TOLERANCE), one.layers, other.layers)
+def read(model: Transformer, params: dict, cache, tokens, expected=None):
+    """The cache after tokens [B, T], read one by one; their logits are held against [B, T, V]."""
+    for t in range(tokens.shape[1]):
+        logits, cache = extend(model, params, cache, tokens[:, t : t + 1])
+        if expected is not None:
+            np.testing.assert_allclose(logits, expected[:, t], **TOLERANCE, err_msg=f"token {t}")
+    return cache
 
 
 @pytest.mark.parametrize("variant", DISTINCT)
@@ -49,67 +63,46 @@ def test_decoding_equals_the_parallel_pass_at_every_length(variant):
     model, params = Transformer(config), draw_params(config)
     length = 3 * math.lcm(config.window or 8, config.stride or 8) + 20
     tokens = draw_tokens(config, 2, length)
-    expected = parallel(model, params, tokens)
-    cache = empty_cache(config, 2, length)
     compiled = extend_unchecked._cache_size()
-    for t in range(length):
-        logits, cache = extend(model, params, cache, tokens[:, t : t + 1])
-        np.testing.assert_allclose(logits, expected[:, t], **TOLERANCE, err_msg=f"length {t + 1}")
+    read(model, params, empty_cache(config, 2, length), tokens, parallel(model, params, tokens))
     assert extend_unchecked._cache_size() - compiled <= 1, "one compilation must serve all lengths"
 
 
-@kinds
-def test_any_chunking_of_the_prompt_gives_the_same_cache(config):
-    model, params = Transformer(config), draw_params(config)
-    tokens = draw_tokens(config, 2, 41)
-    expected = parallel(model, params, tokens)[:, -1]
-    logits, whole = prefill(model, params, tokens)
-    np.testing.assert_allclose(logits, expected, **TOLERANCE)
-    for chunk in (1, 10, 20):  # 41 is a multiple of each and 1 more
-        logits, cache = prefill(model, params, tokens, chunk=chunk)
-        np.testing.assert_allclose(logits, expected, **TOLERANCE)
-        assert_same_contents(cache, whole)
+def test_any_chunking_of_the_prompt_gives_the_same_cache(kind):
+    model, params, tokens, expected = kind
+    caches = []
+    for chunk in (LENGTH, 20, 1):  # 20 leaves a last chunk of one
+        logits, cache = prefill(model, params, tokens, chunk=chunk, **SIZES)
+        np.testing.assert_allclose(logits, expected[:, -1], **TOLERANCE)
+        caches.append(cache)
+    for cache in caches[1:]:
+        assert int(cache.length) == LENGTH
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **TOLERANCE), cache.layers, caches[0].layers)
 
 
-@kinds
-def test_a_rolled_back_cache_goes_on_as_if_nothing_had_followed(config):
-    model, params, rollback = Transformer(config), draw_params(config), 5
-    tokens = draw_tokens(config, 1, 30)
-    wrong = (tokens + 1) % config.vocabulary
-    expected = parallel(model, params, tokens)
+def test_a_rolled_back_cache_goes_on_as_if_nothing_had_followed(kind):
+    model, params, tokens, expected = kind
+    wrong = (tokens + 1) % model.cfg.vocabulary
     for kept in (3, 11, 12, 13):  # about the close of a window
-        cache = empty_cache(config, 1, 30, rollback)
-        for t in range(kept):
-            _, cache = extend(model, params, cache, tokens[:, t : t + 1])
-        for t in range(kept, kept + rollback):
-            _, cache = extend(model, params, cache, wrong[:, t : t + 1])
-        cache = roll_back(cache, 2)  # in two goes
-        with pytest.raises(UserError, match="prefill again"):
-            roll_back(cache, rollback - 1)
-        cache = roll_back(cache, rollback - 2)
-        for t in range(kept, 30):
-            logits, cache = extend(model, params, cache, tokens[:, t : t + 1])
-            np.testing.assert_allclose(logits, expected[:, t], **TOLERANCE, err_msg=f"{kept} kept, length {t + 1}")
+        cache = read(model, params, empty_cache(model.cfg, BATCH, **SIZES), tokens[:, :kept])
+        cache = roll_back(read(model, params, cache, wrong[:, :ROLLBACK]), 2)
+        with pytest.raises(UserError, match=f"cannot roll back {ROLLBACK - 1} tokens.*prefill again"):
+            roll_back(cache, ROLLBACK - 1)
+        read(model, params, roll_back(cache, ROLLBACK - 2), tokens[:, kept:], expected[:, kept:])
 
 
-@kinds
-def test_a_shared_prefix_serves_different_suffixes(config):
-    model, params = Transformer(config), draw_params(config)
-    prefix, suffixes = draw_tokens(config, 1, 18), draw_tokens(config, 3, 9)
-    _, shared = prefill(model, params, prefix, capacity=27)
-    whole = np.concatenate([prefix.repeat(3, axis=0), suffixes], axis=1)
-    expected = parallel(model, params, whole)[:, -1]
-    for suffix, logits in zip(suffixes, expected, strict=True):
-        np.testing.assert_allclose(extend(model, params, shared, suffix[None])[0][0], logits, **TOLERANCE)
+def test_a_shared_prefix_serves_different_suffixes(kind):
+    model, params, tokens, expected = kind
+    shared = read(model, params, empty_cache(model.cfg, BATCH, **SIZES), tokens[:, :18])
+    read(model, params, shared, tokens[:, :22])
+    read(model, params, shared, tokens[:, 18:], expected[:, 18:])
 
 
-@kinds
-def test_a_batch_equals_its_members_alone(config):
-    model, params = Transformer(config), draw_params(config)
-    tokens = draw_tokens(config, 3, 22)
-    together, cache = prefill(model, params, tokens, chunk=1)
+def test_a_batch_equals_its_members_alone(kind):
+    model, params, tokens, _ = kind
+    together, cache = prefill(model, params, tokens, chunk=1, **SIZES)
     for i, row in enumerate(tokens):
-        alone, own = prefill(model, params, row[None], chunk=1)
+        alone, own = prefill(model, params, row[None], chunk=1, **SIZES)
         np.testing.assert_allclose(alone[0], together[i], **TOLERANCE)
         mine = jax.tree.map(lambda leaf, i=i: leaf[:, i : i + 1], cache.layers)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **TOLERANCE), own.layers, mine)
