@@ -50,7 +50,8 @@ def train(config: RunConfig, folder: RunFolder) -> dict:
             state = ckpt.restore(saved, start, jax.eval_shape(fresh, jax.random.key(0)))
         _forget_after(folder, start or 0)
         began = time.perf_counter()
-        state = _run_steps(config, folder, make_train_step(model, optimizer, config.train.first_layer_weight), state, saved)
+        train_step = make_train_step(model, optimizer, config.train.first_layer_weight)
+        state = _run_steps(config, folder, train_step, state, saved)
     result = {
         "steps": config.train.steps,
         "validation_loss": validation_loss(model, state.params, config),
