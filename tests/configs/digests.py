@@ -36,7 +36,7 @@ def drawn(config: ModelConfig) -> dict:
 
 def digest(variant: str) -> list[float]:
     """Sixteen weighted sums of the logits, of the size of one logit each, so that every logit counts."""
-    config = tiny_config(variant)
+    config = tiny_config(variant, head_dim=32)  # so that RoPE on 16 channels is not all of it
     tokens = np.random.default_rng(1).integers(0, config.vocabulary, (2, LENGTH))
     logits = np.float64(jax.jit(Transformer(config).apply)({"params": drawn(config)}, tokens)).ravel()
     weights = np.random.default_rng(2).normal(size=(16, logits.size)) / np.sqrt(logits.size)
