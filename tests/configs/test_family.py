@@ -134,7 +134,8 @@ def test_every_id_makes_a_run_of_the_lab(variant):
     values = lab.get_config(variant).to_dict()
     run = RunConfig.from_dict(values)
     # The recipe may choose how large parameters begin; all else is the family's.
-    assert run.model == dataclasses.replace(model_config(variant), initial_std=run.model.initial_std)
+    begins = {"initial_std": run.model.initial_std, "embedding_std": run.model.embedding_std}
+    assert run.model == dataclasses.replace(model_config(variant), **begins)
     assert run.id == variant and run.seed == default_seed(variant)
     assert run.model.vocabulary == run.data.vocabulary.size
     assert max(length for _, _, length in run.data.curriculum) >= run.data.length, "trained up to the length measured"
