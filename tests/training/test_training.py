@@ -125,6 +125,7 @@ def test_the_loss_counts_the_queried_names_alone():
     assert float(accuracy) == pytest.approx(np.mean(hits))
 
 
+@pytest.mark.slow
 def test_training_writes_what_it_did(whole):
     folder, _ = whole
     assert [row["step"] for row in rows(folder)] == list(range(1, STEPS + 1))
@@ -140,6 +141,7 @@ def test_one_compilation_for_each_shape_of_the_curriculum(whole):
     assert step._cache_size() == 2
 
 
+@pytest.mark.slow
 def test_a_run_that_broke_off_goes_on_as_if_nothing_had_happened(whole, tmp_path, monkeypatch):
     folder, steps = RunFolder(tmp_path / "run"), []
     with monkeypatch.context() as patch:
@@ -206,6 +208,7 @@ def test_a_killed_command_goes_on_as_if_nothing_had_happened(whole, command):
     assert_same_run(tiny_run(), folder, whole[0])
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_says_so_and_exits_130(whole, command, monkeypatch, capfd):
     arguments, folder = command
     before = signal.getsignal(signal.SIGINT)
