@@ -83,6 +83,7 @@ def test_every_model_has_the_same_logits_blockwise(variant):
     np.testing.assert_allclose(blockwise, dense, **TOLERANCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["full_attn_1kv", "kvc_w8s6", "kvc_w8s4_dsv4kernel_1kv_rope16"])
 def test_parameters_have_the_same_gradients_blockwise(variant):
     logits, params, tokens = both_forms(variant)
