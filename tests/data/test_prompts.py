@@ -239,12 +239,8 @@ def test_impossible_prompts_are_refused_with_the_remedy(change, message):
         phase_prompts(VOCABULARY, **{"protocol": "prefix", "n": 3, **SIZES, "seed": 0, **change})
 
 
-def test_more_words_than_the_lab_has_are_refused():
-    with pytest.raises(UserError, match=r"data\.words 65: the lab has from 1 to 64"):
-        Vocabulary(65)
-
-
-def test_words_are_distinct_single_tokens():
-    vocabulary = Vocabulary()
+@pytest.mark.parametrize("words", [64, 1024])
+def test_words_are_distinct_single_tokens(words):
+    vocabulary = Vocabulary(words)
     said = vocabulary.text(range(vocabulary.size)).split()
-    assert vocabulary.size == len(said) == len(set(said)) == 131
+    assert vocabulary.size == len(said) == len(set(said)) == 2 * words + 3

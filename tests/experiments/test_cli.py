@@ -103,7 +103,7 @@ def test_an_unknown_verb_names_the_nearest(verb, said, refused):
         ([LAB, "--config.model.vocabulary=20"], "model.vocabulary 20 is smaller than the task's 131"),
         ([LAB, "--config.data.length=40"], "length 40 is too short for"),
         ([LAB, "--config.data.words=10"], "records need as many single-token words of a kind; data.words is 10"),
-        ([LAB, "--config.data.words=65"], "the lab has from 1 to 64 single-token words"),
+        ([LAB, "--config.data.words=65"], "model.vocabulary 131 is smaller than the task's 133"),
         ([LAB, "--config.train.steps=0"], "train.steps is 0: it must be at least 1"),
         ([LAB, "--wrkdir=x"], "--wrkdir"),
     ],
