@@ -17,6 +17,7 @@ Hidden = Float[Array, "B T D"]
 Queries = Float[Array, "B T N H"]
 ExactKV = Float[Array, "B T K H"]
 Entries = Float[Array, "B J K H"]
+KeysAndValues = tuple[Array, Array]
 Payload = Float[Array, "B T M K H"]
 GateLogits = Float[Array, "B T M K g"]  # g is d_g: 1 for scalar gates, H for vector gates
 GateBias = Float[Array, "W K g"]

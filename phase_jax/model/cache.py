@@ -12,10 +12,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from phase_jax.axes import Hidden, Tokens
+from phase_jax.axes import Hidden, KeysAndValues, Tokens
 from phase_jax.errors import UserError
 from phase_jax.geometry import ExactBranch, Windows, cached_numbers
-from phase_jax.model.attention import KeysAndValues
 from phase_jax.model.config import ModelConfig
 
 

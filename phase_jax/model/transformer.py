@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.joint_attention import blockwise_attention, joint_attention
 from phase_jax.axes import Hidden, Tokens
 from phase_jax.compressors import GATE_WIDTHS, branch_shapes, compress
 from phase_jax.geometry import Windows
 from phase_jax.layers import rms_norm, rotate, rotation, swiglu
-from phase_jax.model.attention import blockwise_attention, full_attention, joint_attention, last_weights
+from phase_jax.model.attention import last_weights
 from phase_jax.model.cache import LayerCache, append, cached_keys_and_values, closing, closing_windows
 from phase_jax.model.config import ModelConfig
 
@@ -115,17 +116,10 @@ class Attention(nn.Module):
             far, near = cached_keys_and_values(cache, (k, v), closed, exact, start)
             mixed = blockwise_attention(q, far, near, exact, start, block)
             cache = append(cache, hidden, (k, v), far, start)
-        elif windows is None:
-            self._sow_weights(q, None, k)
-            mixed = full_attention(q, k, v) if block is None else blockwise_attention(q, (k, v), None, exact, 0, block)
         else:
-            entry_k, entry_v = entries(hidden, windows)
-            self._sow_weights(q, entry_k, k)
-            if block is None:
-                mixed = joint_attention(q, entry_k, entry_v, k, v, exact)
-            else:
-                near = tuple(jnp.pad(x, [(0, 0), (exact.reach - 1, 0), (0, 0), (0, 0)]) for x in (k, v))
-                mixed = blockwise_attention(q, (entry_k, entry_v), near, exact, 0, block)
+            closed = entries(hidden, windows) if windows else None
+            self._sow_weights(q, closed[0] if closed else None, k)
+            mixed = joint_attention(q, closed, (k, v), exact, block=block)
         out = self.param(
             "out",
             _matrix(cfg, cfg.query_heads * cfg.head_dim, residual=True),

@@ -1,4 +1,4 @@
-"""Blockwise attention against the dense form, values and gradients, and against its promise about memory."""
+"""Models whose attention goes blockwise: the same numbers, and the promise about memory."""
 
 import dataclasses
 
@@ -8,62 +8,12 @@ import numpy as np
 import pytest
 
 from configs.family import model_config
-from phase_jax.geometry import ExactBranch, Windows
 from phase_jax.model import Transformer
-from phase_jax.model.attention import blockwise_attention, full_attention, joint_attention
 from tests.model.tiny import IDS, draw_params, tiny_config
 
 # Ids of the same model with another seed would only repeat it.
 DISTINCT = [variant for variant in IDS if "_seed" not in variant]
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
-
-
-def draw(*shape, seed=0):
-    return jnp.asarray(np.random.default_rng([seed, *shape]).normal(size=shape), jnp.float32)
-
-
-def assert_same(one, other, *arrays):
-    """Same values, and same gradients of a random projection of them."""
-    weight = draw(*arrays[0].shape, seed=9)
-
-    def values_and_gradients(form):
-        out, back = jax.vjp(form, *arrays)
-        return out, back(weight)
-
-    (out, gradients), (out_too, gradients_too) = jax.jit(lambda: [values_and_gradients(f) for f in (one, other)])()
-    np.testing.assert_allclose(out, out_too, **TOLERANCE)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), gradients, gradients_too)
-
-
-@pytest.mark.parametrize("exact", ["window", "tail", "none"])
-@pytest.mark.parametrize(("length", "block"), [(23, 5), (3, 2)])
-def test_blockwise_equals_dense_for_every_exact_branch(exact, length, block):
-    branch = ExactBranch(Windows(8, 6, -2), exact, 9)
-    count = branch.windows.count(length)
-    q, k, v = draw(2, length, 4, 3), draw(2, length, 2, 3), draw(2, length, 2, 3, seed=1)
-    entry_k, entry_v = draw(2, count, 2, 3, seed=2), draw(2, count, 2, 3, seed=3)
-
-    def blockwise(q, entry_k, entry_v, k, v):
-        near = tuple(jnp.pad(x, [(0, 0), (branch.reach - 1, 0), (0, 0), (0, 0)]) for x in (k, v))
-        return blockwise_attention(q, (entry_k, entry_v), near, branch, 0, block)
-
-    def dense(q, entry_k, entry_v, k, v):
-        return joint_attention(q, entry_k, entry_v, k, v, branch)
-
-    assert_same(blockwise, dense, q, entry_k, entry_v, k, v)
-
-
-@pytest.mark.parametrize("block", [1, 7, 64])
-def test_blockwise_equals_dense_in_full_attention(block):
-    q, k, v = draw(2, 23, 4, 3), draw(2, 23, 2, 3), draw(2, 23, 2, 3, seed=1)
-    branch = ExactBranch(None)
-    assert_same(lambda q, k, v: blockwise_attention(q, (k, v), None, branch, 0, block), full_attention, q, k, v)
-
-
-def test_scores_of_any_size_neither_overflow_nor_vanish():
-    q, k, v = 1e4 * draw(1, 23, 2, 4), 1e2 * draw(1, 23, 1, 4), draw(1, 23, 1, 4, seed=1)
-    out = blockwise_attention(q, (k, v), None, ExactBranch(None), 0, 4)
-    np.testing.assert_allclose(out, full_attention(q, k, v), **TOLERANCE)
 
 
 def both_forms(variant):

@@ -1,0 +1,44 @@
+"""Attention of queries over visible entries and exact tokens in one softmax (SPEC §1)."""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.joint_attention import reference
+from pallas_kernels.joint_attention.reference import blockwise_attention
+from phase_jax.axes import KeysAndValues, Queries
+from phase_jax.geometry import ExactBranch
+
+__all__ = ["blockwise_attention", "joint_attention"]
+
+Implementation = Literal["xla"]
+
+
+def joint_attention(
+    q: Queries,
+    entries: KeysAndValues | None,
+    tokens: KeysAndValues,
+    exact: ExactBranch,
+    sink: jax.Array | None = None,
+    block: int | None = None,
+    implementation: Implementation | None = None,
+) -> Queries:
+    """Whole sequences' attention: queries, and keys and values of `tokens`, at positions 0 … T − 1: [B, T, N, H].
+
+    q [B, T, N, H]; `entries` are keys and values [B, J, K, H], None in full attention; `tokens` [B, T, K, H]. A head's
+    `sink` logit [N] takes part in its softmax without a value. XLA scores `block` queries and keys at once, memory
+    linear in T, or all of them where it is None.
+
+    `implementation` None picks the default of the platform. Raises NotImplementedError for one that does not exist.
+    """
+    if implementation not in (None, "xla"):
+        raise NotImplementedError(f"joint_attention has no implementation '{implementation}'; choose xla")
+    if entries is None:
+        if block is None:
+            return reference.full_attention(q, *tokens, sink)
+        return blockwise_attention(q, tokens, None, exact, 0, block, sink)
+    if block is None:
+        return reference.dense_attention(q, entries, tokens, exact, sink)
+    near = tuple(jnp.pad(x, [(0, 0), (exact.reach - 1, 0), (0, 0), (0, 0)]) for x in tokens)
+    return blockwise_attention(q, entries, near, exact, 0, block, sink)
