@@ -1,4 +1,4 @@
-"""The train step: loss on the queried names alone, one update, the state donated."""
+"""The train step: a task's loss, one update, the state donated."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,7 +9,10 @@ import jax.numpy as jnp
 import optax
 
 from phase_jax.data.recall import RecallBatch
+from phase_jax.data.tokens import TokenBatch
+from phase_jax.layers import rms_norm
 from phase_jax.model import Transformer
+from phase_jax.training.losses import TokenLoss, next_token_loss
 
 
 class TrainState(NamedTuple):
@@ -26,6 +29,22 @@ def recall_loss(model: Transformer, params: dict, batch: RecallBatch) -> tuple[j
     logits = model.apply({"params": params}, hidden[:, batch.asked_at], method="logits")
     loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch.answer).mean()
     return loss, (logits.argmax(axis=-1) == batch.answer).mean()
+
+
+def token_loss(
+    model: Transformer, params: dict, batch: TokenBatch, z_weight: float = 0.0, chunk: int = 256
+) -> TokenLoss:
+    """The next-token loss of packed sequences; see `next_token_loss`."""
+    hidden = model.apply({"params": params}, batch.tokens, method="hidden_states")
+    return next_token_loss(
+        rms_norm(hidden, params["final_norm"], model.cfg.norm_eps),
+        params["embedding"],
+        batch.targets,
+        batch.counted,
+        logit_scale=model.cfg.logit_scale,
+        z_weight=z_weight,
+        chunk=chunk,
+    )
 
 
 def first_layer_loss(model: Transformer, params: dict, tokens: jax.Array) -> jax.Array:
@@ -53,21 +72,29 @@ def init_state(model: Transformer, optimizer: optax.GradientTransformation, key:
 
 
 def make_train_step(
-    model: Transformer, optimizer: optax.GradientTransformation, first_layer_weight: float = 0.0
+    model: Transformer,
+    optimizer: optax.GradientTransformation,
+    first_layer_weight: float = 0.0,
+    z_weight: float = 0.0,
+    loss_chunk: int = 256,
 ) -> Callable:
     """A jitted (state, batch) -> (state, metrics); the given state's memory is reused.
 
-    The loss is `recall_loss` plus `first_layer_weight` times `first_layer_loss`; metrics are of the former.
+    On a RecallBatch the loss is `recall_loss`, on a TokenBatch `token_loss`, plus `first_layer_weight` times
+    `first_layer_loss`; the metrics are of the task alone.
     """
 
-    def objective(params: dict, batch: RecallBatch) -> tuple[jax.Array, dict]:
-        loss, accuracy = recall_loss(model, params, batch)
-        total = loss
+    def objective(params: dict, batch: RecallBatch | TokenBatch) -> tuple[jax.Array, dict]:
+        if isinstance(batch, TokenBatch):
+            total, loss, accuracy = token_loss(model, params, batch, z_weight, loss_chunk)
+        else:
+            loss, accuracy = recall_loss(model, params, batch)
+            total = loss
         if first_layer_weight:
-            total = loss + first_layer_weight * first_layer_loss(model, params, batch.tokens)
+            total = total + first_layer_weight * first_layer_loss(model, params, batch.tokens)
         return total, {"loss": loss, "accuracy": accuracy}
 
-    def train_step(state: TrainState, batch: RecallBatch) -> tuple[TrainState, dict]:
+    def train_step(state: TrainState, batch: RecallBatch | TokenBatch) -> tuple[TrainState, dict]:
         grads, metrics = jax.grad(objective, has_aux=True)(state.params, batch)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
