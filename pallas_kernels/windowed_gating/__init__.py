@@ -3,10 +3,13 @@
 from typing import Literal
 
 from pallas_kernels.windowed_gating import reference
+from pallas_kernels.windowed_gating.reference import weighted_sum, windowed_gates
 from phase_jax.axes import Entries, GateBias, GateLogits, Payload
 from phase_jax.geometry import Windows
 
 Implementation = Literal["xla"]
+
+__all__ = ["weighted_sum", "windowed_gates", "windowed_gating"]
 
 
 def windowed_gating(

@@ -46,6 +46,10 @@ def windowed_gating(payload: Payload, logits: GateLogits, bias: GateBias | None,
     `payload` [B, T, M, K, H] and `logits` [B, T, M, K, g] with M = ⌈W/S⌉ streams (per-offset maps) or 1 (shared maps);
     g is 1 (one weight for a KV head) or H (one for each channel); `bias` [W, K, g] or None.
     """
-    gates = windowed_gates(logits, bias, windows)
+    return weighted_sum(payload, windowed_gates(logits, bias, windows), windows)
+
+
+def weighted_sum(payload: Payload, gates: jax.Array, windows: Windows) -> Entries:
+    """Entries [B, J, K, H] of payload streams [B, T, M, K, H] under given gate weights [B, J, W, K, g]."""
     weighted = gates * by_window(payload, windows).astype(jnp.float32)
     return weighted.sum(axis=2).astype(payload.dtype)

@@ -4,7 +4,7 @@ All three are the one windowed compressor of `windowed.py`; a gate of width None
 present offset alike.
 """
 
-from phase_jax.compressors.windowed import branch_shapes, compress
+from phase_jax.compressors.windowed import branch_shapes, compress, gate_weights
 
 GATE_WIDTHS = {
     "scalar": lambda head_dim: 1,
@@ -12,4 +12,4 @@ GATE_WIDTHS = {
     "uniform": lambda head_dim: None,
 }
 
-__all__ = ["GATE_WIDTHS", "branch_shapes", "compress"]
+__all__ = ["GATE_WIDTHS", "branch_shapes", "compress", "gate_weights"]

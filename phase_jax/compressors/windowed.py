@@ -8,8 +8,8 @@ W of them (one for each offset, the paper's), M = ⌈W/S⌉ (one for each stride
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.windowed_gating import windowed_gating
-from phase_jax.axes import Entries, Hidden, Payload
+from pallas_kernels.windowed_gating import weighted_sum, windowed_gates, windowed_gating
+from phase_jax.axes import Entries, GateLogits, Hidden, Payload
 from phase_jax.geometry import Windows
 from phase_jax.layers import rms_norm
 
@@ -62,18 +62,30 @@ def compress(
     windows: Windows,
     norm_eps: float,
     present: jax.Array | None = None,
+    gates: jax.Array | None = None,
 ) -> Entries:
     """Entries [B, J, K, H] of the windows that have closed, before key norm and RoPE.
 
-    `present` [T] marks the tokens that exist, where the hidden states begin elsewhere than at position 0.
+    `present` [T] marks the tokens that exist, where the hidden states begin elsewhere than at position 0. `gates`
+    [B, J, W, K, g] are weights to use instead of the learned ones.
     """
     payload = project_streams(hidden, params["payload"].astype(hidden.dtype), windows)
     if "norm" in params:
         payload = rms_norm(payload, params["norm"], norm_eps)
-    if "gate" in params:
-        logits = project_streams(hidden, params["gate"].astype(hidden.dtype), windows)
-    else:
-        logits = jnp.zeros((*hidden.shape[:2], 1, payload.shape[3], 1), jnp.float32)
+    if gates is not None:
+        return weighted_sum(payload, gates, windows)
+    logits = _gate_logits(params, hidden, windows)
     if present is not None:
         logits = jnp.where(present[:, None, None, None], logits, _ABSENT)
     return windowed_gating(payload, logits, params.get("bias"), windows)
+
+
+def gate_weights(params: dict[str, jax.Array], hidden: Hidden, windows: Windows) -> jax.Array:
+    """How the entries of `compress` weigh the tokens of their windows: f32 [B, J, W, K, g], summing to 1 over W."""
+    return windowed_gates(_gate_logits(params, hidden, windows), params.get("bias"), windows)
+
+
+def _gate_logits(params: dict[str, jax.Array], hidden: Hidden, windows: Windows) -> GateLogits:
+    if "gate" in params:
+        return project_streams(hidden, params["gate"].astype(hidden.dtype), windows)
+    return jnp.zeros((*hidden.shape[:2], 1, params["payload"].shape[2], 1), jnp.float32)

@@ -1,6 +1,7 @@
 """The Qwen3 backbone with exact or chunk-compressed attention, as thin Linen shells that name the parameters."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -9,12 +10,13 @@ import numpy as np
 
 from pallas_kernels.joint_attention import blockwise_attention, joint_attention
 from phase_jax.axes import Hidden, Tokens
-from phase_jax.compressors import GATE_WIDTHS, branch_shapes, compress
+from phase_jax.compressors import GATE_WIDTHS, branch_shapes, compress, gate_weights
 from phase_jax.geometry import Windows
 from phase_jax.layers import rms_norm, rotate, rotation, swiglu
 from phase_jax.model.attention import last_weights
 from phase_jax.model.cache import LayerCache, append, cached_keys_and_values, closing, closing_windows
 from phase_jax.model.config import ModelConfig
+from phase_jax.model.intervention import UNCHANGED, Intervention
 
 _ones = nn.initializers.ones_init()
 _zeros = nn.initializers.zeros_init()
@@ -54,13 +56,21 @@ def turns(cfg: ModelConfig, length: int, start: jax.Array | None = None) -> Turn
     return Turns(token, tables(windows.rope_position(entries)))
 
 
+def sow(module: nn.Module, name: str, value: Callable[[], Any]) -> None:
+    """Leaves a value for whoever asks with `mutable="intermediates"`; no work where nobody does."""
+    if module.is_mutable_collection("intermediates"):
+        module.sow("intermediates", name, value())
+
+
 class CompressorBranch(nn.Module):
     """Names the parameters of one branch of the compressor; returns entries [B, J, K, H]."""
 
     cfg: ModelConfig
 
     @nn.compact
-    def __call__(self, hidden: Hidden, windows: Windows, present: jax.Array | None = None) -> jax.Array:
+    def __call__(
+        self, hidden: Hidden, windows: Windows, present: jax.Array | None = None, gates: jax.Array | None = None
+    ) -> jax.Array:
         cfg = self.cfg
         shapes = branch_shapes(
             cfg.windows,
@@ -74,7 +84,8 @@ class CompressorBranch(nn.Module):
         )
         init = {"payload": _matrix(cfg, cfg.width), "gate": _gate, "bias": _zeros, "norm": _ones}
         params = {name: self.param(name, init[name], shape) for name, shape in shapes.items()}
-        return compress(params, hidden, windows, cfg.norm_eps, present)
+        sow(self, "gates", lambda: gate_weights(params, hidden, windows))
+        return compress(params, hidden, windows, cfg.norm_eps, present, gates)
 
 
 class Attention(nn.Module):
@@ -88,7 +99,12 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, hidden: Hidden, turns: Turns, start: jax.Array | None, cache: LayerCache | None
+        self,
+        hidden: Hidden,
+        turns: Turns,
+        start: jax.Array | None,
+        cache: LayerCache | None,
+        change: Intervention,
     ) -> tuple[Hidden, LayerCache | None]:
         cfg = self.cfg
         windows, exact, block = cfg.windows, cfg.exact_branch, cfg.attention_block
@@ -102,11 +118,12 @@ class Attention(nn.Module):
             return rotate(rms_norm(x, norm, cfg.norm_eps) if cfg.qk_norm else x, *turn)
 
         def entries(hidden, windows, present=None):
-            entry_k = CompressorBranch(cfg, name="compress_key")(hidden, windows, present)
+            entry_k = CompressorBranch(cfg, name="compress_key")(hidden, windows, present, change.key_gates)
             entry_k = positioned(entry_k, k_norm, turns.entry)
             if cfg.tied_kv:
                 return entry_k, entry_k
-            return entry_k, CompressorBranch(cfg, name="compress_value")(hidden, windows, present)
+            entry_v = CompressorBranch(cfg, name="compress_value")(hidden, windows, present, change.value_gates)
+            return entry_k, entry_v
 
         q = positioned(project("query", cfg.query_heads), q_norm, turns.token)
         k = positioned(project("key", cfg.kv_heads), k_norm, turns.token)
@@ -118,19 +135,17 @@ class Attention(nn.Module):
             cache = append(cache, hidden, (k, v), far, start)
         else:
             closed = entries(hidden, windows) if windows else None
-            self._sow_weights(q, closed[0] if closed else None, k)
+            sow(self, "last_weights", lambda: last_weights(q, closed[0] if closed else None, k, exact))
             mixed = joint_attention(q, closed, (k, v), exact, block=block)
+        sow(self, "heads", lambda: mixed)
+        if change.heads is not None:
+            mixed = jnp.where(change.heads.where[..., None], change.heads.value.astype(mixed.dtype), mixed)
         out = self.param(
             "out",
             _matrix(cfg, cfg.query_heads * cfg.head_dim, residual=True),
             (cfg.query_heads, cfg.head_dim, cfg.width),
         )
         return jnp.einsum("btnh,nhd->btd", mixed, out.astype(mixed.dtype)), cache
-
-    def _sow_weights(self, q: jax.Array, entry_k: jax.Array | None, k: jax.Array) -> None:
-        """The last query's weights, for whoever asks with `mutable="intermediates"`; no work where nobody does."""
-        if self.is_mutable_collection("intermediates"):
-            self.sow("intermediates", "last_weights", last_weights(q, entry_k, k, self.cfg.exact_branch))
 
 
 class Mlp(nn.Module):
@@ -154,14 +169,20 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(
-        self, hidden: Hidden, turns: Turns, start: jax.Array | None = None, cache: LayerCache | None = None
+        self,
+        hidden: Hidden,
+        turns: Turns,
+        start: jax.Array | None = None,
+        cache: LayerCache | None = None,
+        change: Intervention = UNCHANGED,
     ) -> tuple[Hidden, LayerCache | None]:
         cfg = self.cfg
 
         def normed(name):
             return rms_norm(hidden, self.param(name, _ones, (cfg.width,)), cfg.norm_eps)
 
-        mixed, cache = Attention(cfg, name="attention")(normed("attention_norm"), turns, start, cache)
+        sow(self, "hidden", lambda: hidden)
+        mixed, cache = Attention(cfg, name="attention")(normed("attention_norm"), turns, start, cache, change)
         hidden = hidden + mixed
         hidden = hidden + Mlp(cfg, name="mlp")(normed("mlp_norm"))
         return hidden, cache
@@ -172,6 +193,8 @@ class Transformer(nn.Module):
 
     `init(key, tokens)` and `apply({"params": …}, tokens [B, T])` -> f32 logits [B, T, V], or [B, V] of the last
     position alone with `last_only`. Where only some positions are wanted, `hidden_states` and `logits` are the parts.
+    `change` is an intervention on the pass. With `mutable="intermediates"` it also returns what layers leave: `hidden`,
+    their inputs [L, B, T, D]; of attention `heads` [L, B, T, N, H], `last_weights` and each branch's `gates`.
     """
 
     cfg: ModelConfig
@@ -188,25 +211,25 @@ class Transformer(nn.Module):
             unroll=cfg.layers if cfg.layers <= 4 else 1,
             variable_axes={"params": 0, "intermediates": 0},
             split_rngs={"params": True},
-            in_axes=(nn.broadcast, nn.broadcast, 0),
+            in_axes=(nn.broadcast, nn.broadcast, 0, 0),
             length=cfg.layers,
         )(cfg)
         self.final_norm = self.param("final_norm", _ones, (cfg.width,))
 
-    def __call__(self, tokens: Tokens, last_only: bool = False) -> jax.Array:
-        hidden = self.hidden_states(tokens)
+    def __call__(self, tokens: Tokens, last_only: bool = False, change: Intervention = UNCHANGED) -> jax.Array:
+        hidden = self.hidden_states(tokens, change)
         return self.logits(hidden[:, -1] if last_only else hidden)
 
-    def hidden_states(self, tokens: Tokens) -> Hidden:
+    def hidden_states(self, tokens: Tokens, change: Intervention = UNCHANGED) -> Hidden:
         """What the last layer leaves, before the final norm: [B, T, D]."""
-        return self.layers(self._embed(tokens), turns(self.cfg, tokens.shape[1]), None, None)[0]
+        return self.layers(self._embed(tokens), turns(self.cfg, tokens.shape[1]), None, None, change)[0]
 
     def extend(self, tokens: Tokens, start: jax.Array, layers: LayerCache) -> tuple[Hidden, LayerCache]:
         """What the last layer leaves of tokens that follow `start` cached ones, [B, T, D], and the caches after them.
 
         `layers` are the layers' caches, stacked.
         """
-        return self.layers(self._embed(tokens), turns(self.cfg, tokens.shape[1], start), start, layers)
+        return self.layers(self._embed(tokens), turns(self.cfg, tokens.shape[1], start), start, layers, UNCHANGED)
 
     def _embed(self, tokens: Tokens) -> Hidden:
         return jnp.take(self.embedding, tokens, axis=0).astype(self.cfg.dtype)

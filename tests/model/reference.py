@@ -42,8 +42,8 @@ def exact_positions(cfg, t):
     return list(range(closed[-1][-1] + 1 if closed else 0, t + 1))
 
 
-def entry(cfg, branch, hidden, positions, head):
-    """One compressed entry of one KV head, before key norm and RoPE."""
+def entry(cfg, branch, hidden, positions, head, gates=None):
+    """One compressed entry of one KV head, before key norm and RoPE; gates [W, K, g] weigh it where given."""
     which = {"offset": lambda i: i, "part": lambda i: i // cfg.stride, "all": lambda i: 0}[cfg.map_sharing]
     logits, payloads = [], []
     for i, p in enumerate(positions):
@@ -60,11 +60,17 @@ def entry(cfg, branch, hidden, positions, head):
         logits.append(logit)
         payloads.append(payload)
     weights = np.exp(np.array(logits) - np.max(logits, axis=0))
-    return (weights / weights.sum(axis=0) * np.array(payloads)).sum(axis=0)
+    weights = weights / weights.sum(axis=0) if gates is None else gates[-len(payloads) :, head]
+    return (weights * np.array(payloads)).sum(axis=0)
 
 
-def attention(cfg, params, hidden):
+def attention(cfg, params, hidden, outputs, gates):
+    """`outputs` {(t, n): [H]} stand for those of query head n at t, `gates` {branch: [J, W, K, g]} for the learned."""
     length = len(hidden)
+
+    def entry_of(branch, j, positions, head):
+        given = gates[branch][j] if branch in gates else None
+        return entry(cfg, params[branch], hidden, positions, head, given)
 
     def positioned(x, scale, t):
         x = norm(x, params[scale], cfg.norm_eps) if cfg.qk_norm else x
@@ -76,10 +82,10 @@ def attention(cfg, params, hidden):
         key = [positioned(hidden[t] @ params["key"][:, head], "k_norm", t) for t in range(length)]
         value = key if cfg.tied_kv else [hidden[t] @ params["value"][:, head] for t in range(length)]
         entries = []
-        for positions in windows_closed(cfg, length - 1):
+        for j, positions in enumerate(windows_closed(cfg, length - 1)):
             at = positions[0] + cfg.window - cfg.stride
-            entry_key = positioned(entry(cfg, params["compress_key"], hidden, positions, head), "k_norm", at)
-            entry_value = entry_key if cfg.tied_kv else entry(cfg, params["compress_value"], hidden, positions, head)
+            entry_key = positioned(entry_of("compress_key", j, positions, head), "k_norm", at)
+            entry_value = entry_key if cfg.tied_kv else entry_of("compress_value", j, positions, head)
             entries.append((entry_key, entry_value))
         for t in range(length):
             seen = entries[: len(windows_closed(cfg, t))] + [(key[u], value[u]) for u in exact_positions(cfg, t)]
@@ -87,16 +93,26 @@ def attention(cfg, params, hidden):
             scores = np.array([q @ k for k, _ in seen]) * cfg.head_dim**-0.5
             weights = np.exp(scores - scores.max())
             mixed = sum(w * v for w, (_, v) in zip(weights / weights.sum(), seen, strict=True))
-            out[t] += mixed @ params["out"][n]
+            out[t] += outputs.get((t, n), mixed) @ params["out"][n]
     return out
 
 
-def forward(cfg, params, tokens):
-    """Logits [T, V] of one sequence of tokens [T]; params as the package names them, as numpy float64."""
+def forward(cfg, params, tokens, outputs=None, gates=None):
+    """Logits [T, V] of one sequence of tokens [T]; params as the package names them, as numpy float64.
+
+    `outputs` and `gates` are what `attention` replaces, by layer.
+    """
+    outputs, gates = outputs or {}, gates or {}
     hidden = params["embedding"][np.asarray(tokens)]
     for layer in range(cfg.layers):
         p = _layer(params["layers"], layer)
-        hidden = hidden + attention(cfg, p["attention"], norm(hidden, p["attention_norm"], cfg.norm_eps))
+        hidden = hidden + attention(
+            cfg,
+            p["attention"],
+            norm(hidden, p["attention_norm"], cfg.norm_eps),
+            outputs.get(layer, {}),
+            gates.get(layer, {}),
+        )
         x = norm(hidden, p["mlp_norm"], cfg.norm_eps)
         gate, up = x @ p["mlp"]["gate"], x @ p["mlp"]["up"]
         hidden = hidden + (gate / (1 + np.exp(-gate)) * up) @ p["mlp"]["down"]
