@@ -5,6 +5,7 @@
           training.json          written when training is complete: validation loss, times
           checkpoints/<step>/    Orbax
           evaluations/<protocol>.npz and .json    what was measured for every prompt, and the report
+          interventions/<name>.npz and .json      what causal tools found, likewise
 """
 
 import dataclasses
@@ -112,6 +113,10 @@ class RunFolder:
     def evaluation(self, protocol: str) -> Path:
         """Without its ending: `.npz` holds the prompts' scores, `.json` the report."""
         return self.path / "evaluations" / protocol
+
+    def intervention(self, name: str) -> Path:
+        """Without its ending: `.npz` holds arrays, `.json` the report."""
+        return self.path / "interventions" / name
 
     def claim(self, config: RunConfig) -> None:
         """Makes the folder this configuration's. Raises UserError where it is another's."""

@@ -1,7 +1,7 @@
 """The unified compressor of SPEC §2 as pure functions: one branch (keys or values) of one layer.
 
 A branch's parameters are a dict: `payload` C [maps, D, K, H]; with learned gates also `gate` Z [maps, D, K, g] and,
-optionally, `bias` b [W, K, g]; with post-norm also `norm` [H]. The leading axis `maps` says how offsets share C and Z:
+optionally, `bias` b [W, K, g]; with post-norm also `norm` [H]. The leading axis `maps` says how offsets share a map:
 W of them (one for each offset, the paper's), M = ⌈W/S⌉ (one for each stride-long part of the window, DeepSeek's), or 1.
 """
 
@@ -26,11 +26,15 @@ def branch_shapes(
     bias: bool,
     post_norm: bool,
 ) -> dict[str, tuple[int, ...]]:
-    """Parameter shapes of one branch; `sharing` is offset, part or all (which offsets share a map)."""
-    maps = {"offset": windows.width, "part": windows.streams, "all": 1}[sharing]
-    shapes = {"payload": (maps, width, kv_heads, head_dim)}
+    """Parameter shapes of one branch; `sharing` is offset, part or all (which offsets share a map), or payload (all
+    share C, while each offset has its own Z)."""
+    own, parts = windows.width, windows.streams
+    payload_maps, gate_maps = {"offset": (own, own), "part": (parts, parts), "all": (1, 1), "payload": (1, own)}[
+        sharing
+    ]
+    shapes = {"payload": (payload_maps, width, kv_heads, head_dim)}
     if gate_width is not None:
-        shapes["gate"] = (maps, width, kv_heads, gate_width)
+        shapes["gate"] = (gate_maps, width, kv_heads, gate_width)
         if bias:
             shapes["bias"] = (windows.width, kv_heads, gate_width)
     if post_norm:

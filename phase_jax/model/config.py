@@ -31,7 +31,8 @@ class ModelConfig:
     origin: int = 0
     gate: Literal["scalar", "vector", "uniform"] = "scalar"
     gate_bias: bool = True
-    map_sharing: Literal["offset", "part", "all"] = "offset"  # offsets that share Z and C: none, each stride, all
+    # Offsets that share Z and C: none, those of each stride, all; or all share C alone.
+    map_sharing: Literal["offset", "part", "all", "payload"] = "offset"
     post_norm: bool = False
     exact: Literal["window", "tail", "none"] = "window"
     exact_width: int = 16

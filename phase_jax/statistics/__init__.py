@@ -11,7 +11,9 @@ from phase_jax.statistics.bootstrap import (
 )
 from phase_jax.statistics.comparison import Comparison, compare
 from phase_jax.statistics.curves import summarise
+from phase_jax.statistics.cycling import cycling_report
 from phase_jax.statistics.dependence import failure_correlation, row_correlation
+from phase_jax.statistics.gates import alignment, effective_offsets, gate_profile
 from phase_jax.statistics.hypothesis_tests import cochran_q, holm, permutation_test, verdict
 from phase_jax.statistics.intervals import clopper_pearson, wilson
 from phase_jax.statistics.period import detect_period
@@ -26,18 +28,22 @@ __all__ = [
     "PhaseReport",
     "SplitHalf",
     "SweepPeriod",
+    "alignment",
     "as_correct",
     "bootstrap_curves",
     "clopper_pearson",
     "cochran_q",
     "compare",
     "curve_interval",
+    "cycling_report",
     "detect_period",
     "detection_power",
+    "effective_offsets",
     "failure_correlation",
     "fold",
     "gap_interval",
     "gap_percentile_interval",
+    "gate_profile",
     "holm",
     "mean_interval",
     "one_phase_off",

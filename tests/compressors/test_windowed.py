@@ -26,19 +26,21 @@ def slow_compress(params, hidden, windows, sharing):
     """entries [B, J, K, H], one window, head and offset at a time."""
     batch, length, _ = hidden.shape
     entries = np.zeros((batch, windows.count(length), K, H))
-    which = {"offset": lambda i: i, "part": lambda i: i // windows.stride, "all": lambda i: 0}[sharing]
+    which = {"offset": lambda i: i, "part": lambda i: i // windows.stride, "all": lambda i: 0, "payload": lambda i: i}
+    gate_of = which[sharing]
+    payload_of = which["all" if sharing == "payload" else sharing]
     for b, (j, start), head in itertools.product(range(batch), enumerate(windows.starts(length)), range(K)):
         logits, payloads = [], []
         for i in range(windows.width):
             if start + i < 0:
                 continue
             h = hidden[b, start + i]
-            payload = h @ params["payload"][which(i)][:, head]
+            payload = h @ params["payload"][payload_of(i)][:, head]
             if "norm" in params:
                 payload = payload / np.sqrt(np.mean(payload**2) + EPS) * params["norm"]
             logit = np.zeros(1)
             if "gate" in params:
-                logit = h @ params["gate"][which(i)][:, head]
+                logit = h @ params["gate"][gate_of(i)][:, head]
             if "bias" in params:
                 logit = logit + params["bias"][i, head]
             logits.append(logit)
@@ -64,6 +66,11 @@ def test_every_option_equals_the_loop(geometry, sharing, gate):
     width, stride = geometry
     for bias, post_norm, origin in itertools.product([True, False], [True, False], [0, stride - width]):
         assert_agrees(Windows(width, stride, origin), 2 * width + 3, sharing, gate, bias, post_norm)
+
+
+@pytest.mark.parametrize("geometry", [(8, 6), (8, 8)], ids=str)
+def test_one_payload_map_beside_a_gate_map_an_offset_equals_the_loop(geometry):
+    assert_agrees(Windows(*geometry, -1), 27, "payload", "scalar", True, False)
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)

@@ -1,0 +1,37 @@
+"""Gate cycling: the gates' maps and biases move by δ offsets, and the payload maps stay (SPEC §7)."""
+
+import jax
+import jax.numpy as jnp
+
+from phase_jax.errors import UserError
+from phase_jax.interventions.gates import check_gates
+from phase_jax.model import ModelConfig
+
+
+def check_cycling(config: ModelConfig, deltas: list[int], name: str) -> None:
+    """Raises UserError for a model whose offsets are not its phases, or a δ that is not within ±(W − 1)."""
+    check_gates(config, name)
+    if config.window != config.stride:
+        raise UserError(
+            f"{name} has windows of {config.window} every {config.stride}: gates cycle only where W = S, so that an"
+            " offset is a phase; choose such a model"
+        )
+    beyond = [delta for delta in deltas if abs(delta) >= config.window]
+    if beyond:
+        raise UserError(
+            f"--delta {beyond[0]} goes beyond the window: choose within {1 - config.window}:{config.window - 1}"
+        )
+
+
+def cycle_gates(params: dict, delta: int) -> dict:
+    """Parameters with Z̃_i = Z_{(i−δ) mod W} and b̃ alike, in both branches of all layers and heads; C as it was.
+
+    A map that all offsets share is its own cycle.
+    """
+
+    def cycled(path, leaf):
+        *_, module, name = (key.key for key in path)
+        moves = module.startswith("compress") and name in ("gate", "bias")
+        return jnp.roll(leaf, delta, axis=1) if moves else leaf  # axis 0 is the layers'
+
+    return jax.tree_util.tree_map_with_path(cycled, params)

@@ -1,0 +1,95 @@
+"""Gate profiles: where in their windows the gates of a trained model look (SPEC §7).
+
+Measured over windows of phase prompts, one pass a batch; only sums leave the device. Vector gates have a softmax over
+offsets in every channel: effective offsets are taken a channel and then averaged over channels, profiles are averaged.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from phase_jax.data.prompts import RECORD_LENGTH, PhasePrompts
+from phase_jax.errors import UserError
+from phase_jax.geometry import Windows
+from phase_jax.model import ModelConfig, Transformer
+from phase_jax.statistics import effective_offsets, gate_profile
+
+BATCH = 8  # logical samples a call
+BRANCHES = ("key", "value")
+
+
+def check_gates(config: ModelConfig, name: str) -> None:
+    """Raises UserError for a model that has no learned gates."""
+    if config.windows is None:
+        raise UserError(f"{name} has full attention, and so no gates: choose a compressed model")
+    if config.gate == "uniform":
+        raise UserError(f"{name} has uniform gates, and nothing is learned in them: choose scalar or vector gates")
+
+
+def record_windows(windows: Windows, prompts: PhasePrompts) -> np.ndarray:
+    """Which windows [n, R, J] are counted: those that lie wholly within the prompt and hold a token of a record."""
+    n, residues, length = prompts.tokens.shape
+    of_record = np.zeros((n, residues, length + 1), int)
+    for part in range(RECORD_LENGTH):
+        np.put_along_axis(of_record, prompts.record_position + 1 + part, 1, axis=2)
+    before = of_record.cumsum(axis=2)
+    starts = windows.starts(length)
+    held = before[..., starts + windows.width] - before[..., starts.clip(0)]
+    return (held > 0) & (starts >= 0)
+
+
+@partial(jax.jit, static_argnames="model")
+def gate_sums(model: Transformer, params: dict, tokens: jax.Array, counted: jax.Array) -> dict:
+    """Sums over the `counted` [P, J] windows of prompts [P, T], by branch: of the weights [L, W, K, g], and of their
+    effective offsets [L, K, g]. A model of tied keys and values has no value branch."""
+    _, seen = model.apply({"params": params}, tokens, method="hidden_states", mutable="intermediates")
+    attention = seen["intermediates"]["layers"]["attention"]
+    sums = {}
+    for branch in BRANCHES:
+        if f"compress_{branch}" in attention:
+            (gates,) = attention[f"compress_{branch}"]["gates"]
+            effective = jnp.exp(jax.scipy.special.entr(gates).sum(axis=3))
+            sums[branch] = (
+                jnp.einsum("lpjwkg,pj->lwkg", gates, counted.astype(jnp.float32)),
+                jnp.einsum("lpjkg,pj->lkg", effective, counted.astype(jnp.float32)),
+            )
+    return sums
+
+
+def measure_gates(model: Transformer, params: dict, prompts: PhasePrompts, advance=lambda samples: None) -> dict:
+    """Gate statistics of every head, by branch, and how many `windows` they are of.
+
+    Of a branch: `mass` [L, K, W], mean weights; `profile` [L, K, S]; `static` and `per_window` effective offsets
+    [L, K], in 1 … W; `peak` [L, K], the offset of the most mass. `advance` is told how many samples were read.
+    Raises UserError where no window holds a record.
+    """
+    windows = model.cfg.windows
+    counted = record_windows(windows, prompts)
+    count = int(counted.sum())
+    if not count:
+        raise UserError("no window closes within the records: choose longer prompts or narrower windows")
+    n, _, length = prompts.tokens.shape
+    batch, total = min(BATCH, n), None
+    for start in range(0, n, batch):
+        # The last batch is filled up with samples that do not count: one shape, one compilation.
+        rows = np.minimum(np.arange(start, start + batch), n - 1)
+        own = counted[rows] & (np.arange(start, start + batch) < n)[:, None, None]
+        sums = gate_sums(model, params, prompts.tokens[rows].reshape(-1, length), own.reshape(-1, own.shape[-1]))
+        sums = jax.tree.map(np.float64, jax.device_get(sums))
+        total = sums if total is None else jax.tree.map(np.add, total, sums)
+        advance(min(batch, n - start))
+    return {"windows": count, **{branch: _described(*sums, count, windows) for branch, sums in total.items()}}
+
+
+def _described(mass: np.ndarray, effective: np.ndarray, count: int, windows: Windows) -> dict[str, np.ndarray]:
+    mean = np.moveaxis(mass / count, 1, -1)  # [L, K, g, W]
+    by_head = mean.mean(axis=2)
+    return {
+        "mass": by_head,
+        "profile": gate_profile(by_head, windows.phase(windows.start(0) + np.arange(windows.width)), windows.stride),
+        "static": effective_offsets(mean).mean(axis=2),
+        "per_window": (effective / count).mean(axis=2),
+        "peak": by_head.argmax(axis=-1),
+    }
