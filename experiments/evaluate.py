@@ -24,7 +24,7 @@ def evaluate_run(folder: RunFolder, protocol: str, logical: int, seed: int = SEE
     """
     config = trained(folder)
     made_of = {"protocol": protocol, "n_logical": logical, "prompt_seed": seed}
-    if report := stored(folder, protocol, made_of):
+    if report := stored(folder.evaluation(protocol), made_of):
         return report, True
     data = config.data
     prompts = phase_prompts(
@@ -67,7 +67,7 @@ def evaluate_run(folder: RunFolder, protocol: str, logical: int, seed: int = SEE
         "prompt_length": data.length,
         "checks": prompts.checks,
     }
-    store(folder, protocol, report, scores)
+    store(folder.evaluation(protocol), report, scores)
     return report, False
 
 
@@ -75,7 +75,7 @@ def evaluate_distance(folder: RunFolder, logical: int, seed: int = SEED) -> tupl
     """`evaluate_run` for the target's distance from the query instead of its phase (see evaluation/distance.py)."""
     config = trained(folder)
     made_of = {"protocol": "distance", "n_logical": logical, "prompt_seed": seed}
-    if report := stored(folder, "distance", made_of):
+    if report := stored(folder.evaluation("distance"), made_of):
         return report, True
 
     from phase_jax.evaluation.distance import distance_prompts, distance_report, measure
@@ -86,7 +86,7 @@ def evaluate_distance(folder: RunFolder, logical: int, seed: int = SEED) -> tupl
     prompts = distance_prompts(data.vocabulary, logical, length=data.length, records=data.records, seed=seed)
     scores = measure(Transformer(config.model), load_params(config, folder), prompts, f"{config.id} distance")
     report = {"model": config.id, **made_of, **distance_report(scores, config.model)}
-    store(folder, "distance", report, scores)
+    store(folder.evaluation("distance"), report, scores)
     return report, False
 
 
@@ -98,18 +98,16 @@ def trained(folder: RunFolder) -> RunConfig:
     return config
 
 
-def stored(folder: RunFolder, name: str, made_of: dict) -> dict | None:
-    """The report of an evaluation that was stored before, if it was made of the same."""
-    target = folder.evaluation(name)
+def stored(target: Path, made_of: dict) -> dict | None:
+    """The report at `target` (without an ending) that was stored before, if it was made of the same."""
     if not (target.with_suffix(".json").exists() and target.with_suffix(".npz").exists()):
         return None
     report = read_json(target.with_suffix(".json"))
     return report if all(report[key] == value for key, value in made_of.items()) else None
 
 
-def store(folder: RunFolder, name: str, report: dict, scores: dict) -> None:
-    """Writes both parts of an evaluation, the report last."""
-    target = folder.evaluation(name)
+def store(target: Path, report: dict, scores: dict) -> None:
+    """Writes both parts of a result, `target` with .npz and .json, the report last."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_suffix(".partial.npz")
     np.savez_compressed(partial, **scores)

@@ -1,6 +1,5 @@
 """Gate cycling: the gates' maps and biases move by δ offsets, and the payload maps stay (SPEC §7)."""
 
-import jax
 import jax.numpy as jnp
 
 from phase_jax.errors import UserError
@@ -29,9 +28,13 @@ def cycle_gates(params: dict, delta: int) -> dict:
     A map that all offsets share is its own cycle.
     """
 
-    def cycled(path, leaf):
-        *_, module, name = (key.key for key in path)
-        moves = module.startswith("compress") and name in ("gate", "bias")
-        return jnp.roll(leaf, delta, axis=1) if moves else leaf  # axis 0 is the layers'
-
-    return jax.tree_util.tree_map_with_path(cycled, params)
+    layers = params["layers"]
+    attention = layers["attention"]
+    cycled = {
+        branch: {
+            name: jnp.roll(leaf, delta, axis=1) if name in ("gate", "bias") else leaf for name, leaf in leaves.items()
+        }
+        for branch, leaves in attention.items()
+        if branch.startswith("compress")
+    }
+    return {**params, "layers": {**layers, "attention": {**attention, **cycled}}}
