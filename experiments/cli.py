@@ -13,6 +13,8 @@ VERBS = {
     "reproduce": "train and measure the lab's models: table, figure, summary",
     "train": "train one model, or continue its run",
     "evaluate": "sweep all phases of a trained model",
+    "gates": "measure where a trained model's gates look",
+    "cycle": "move the gates and see whether the curve follows",
     "configs": "list the model family",
     "report": "make a page, a model card and figures of stored results",
     "check": "hold a result against limits: a release gate",

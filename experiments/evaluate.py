@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.options import parser
-from phase_jax.data.prompts import PROTOCOLS, phase_prompts
+from phase_jax.data.prompts import PROTOCOLS, PhasePrompts, phase_prompts
 from phase_jax.errors import UserError
 from phase_jax.run import RunConfig, RunFolder, read_json, write_json
 
@@ -26,16 +26,7 @@ def evaluate_run(folder: RunFolder, protocol: str, logical: int, seed: int = SEE
     made_of = {"protocol": protocol, "n_logical": logical, "prompt_seed": seed}
     if report := stored(folder.evaluation(protocol), made_of):
         return report, True
-    data = config.data
-    prompts = phase_prompts(
-        data.vocabulary,
-        protocol,
-        logical,
-        length=data.length,
-        records=data.records,
-        demonstrations=data.demonstrations,
-        seed=seed,
-    )
+    data, prompts = config.data, run_prompts(config, **made_of)
 
     from phase_jax.evaluation.sweep import sweep
     from phase_jax.model import Transformer
@@ -88,6 +79,20 @@ def evaluate_distance(folder: RunFolder, logical: int, seed: int = SEED) -> tupl
     report = {"model": config.id, **made_of, **distance_report(scores, config.model)}
     store(folder.evaluation("distance"), report, scores)
     return report, False
+
+
+def run_prompts(config: RunConfig, protocol: str, n_logical: int, prompt_seed: int) -> PhasePrompts:
+    """The phase prompts of a run's task. Raises UserError for an impossible size."""
+    data = config.data
+    return phase_prompts(
+        data.vocabulary,
+        protocol,
+        n_logical,
+        length=data.length,
+        records=data.records,
+        demonstrations=data.demonstrations,
+        seed=prompt_seed,
+    )
 
 
 def trained(folder: RunFolder) -> RunConfig:

@@ -15,6 +15,7 @@ from phase_jax.errors import UserError
 from phase_jax.geometry import Windows
 from phase_jax.model import ModelConfig, Transformer
 from phase_jax.statistics import effective_offsets, gate_profile
+from phase_jax.statistics.gates import CONCENTRATED
 
 BATCH = 8  # logical samples a call
 BRANCHES = ("key", "value")
@@ -92,4 +93,41 @@ def _described(mass: np.ndarray, effective: np.ndarray, count: int, windows: Win
         "static": effective_offsets(mean).mean(axis=2),
         "per_window": (effective / count).mean(axis=2),
         "peak": by_head.argmax(axis=-1),
+    }
+
+
+def gates_report(config: ModelConfig, measured: list[dict]) -> dict:
+    """What `measure_gates` found at successive checkpoints, as JSON: the last one's heads, and the way there.
+
+    `heads` has one item a KV head: `layer`, `head`; for `key` and `value` (None where tied) the statistics of
+    `measure_gates`; `peak_difference`, offsets from the key's peak to the value's; `concentrated`, whether the key gate
+    covers fewer than CONCENTRATED · W offsets. `path` has the key gates' `static` and `per_window` [steps][L][K].
+    """
+    last = measured[-1]
+
+    def described(branch: str, layer: int, head: int) -> dict | None:
+        if branch not in last:
+            return None
+        return {name: values[layer, head].tolist() for name, values in last[branch].items()}
+
+    heads = []
+    for layer, head in np.ndindex(config.layers, config.kv_heads):
+        key, value = (described(branch, layer, head) for branch in BRANCHES)
+        heads.append(
+            {
+                "layer": layer,
+                "head": head,
+                "key": key,
+                "value": value,
+                "peak_difference": None if value is None else value["peak"] - key["peak"],
+                "concentrated": key["static"] < CONCENTRATED * config.window,
+            }
+        )
+    return {
+        "gate": config.gate,
+        "width": config.window,
+        "stride": config.stride,
+        "windows": last["windows"],
+        "heads": heads,
+        "path": {name: [point["key"][name].tolist() for point in measured] for name in ("static", "per_window")},
     }

@@ -62,16 +62,22 @@ def train(config: RunConfig, folder: RunFolder) -> dict:
     return result
 
 
-def load_params(config: RunConfig, folder: RunFolder) -> dict:
-    """Parameters of the newest checkpoint. Raises UserError where there is none."""
+def load_params(config: RunConfig, folder: RunFolder, step: int | None = None) -> dict:
+    """Parameters of the checkpoint of a step, or of the newest. Raises UserError where there is none."""
     model = Transformer(config.model)
     optimizer = make_optimizer(config.train.optimizer, config.train.steps)
     like = jax.eval_shape(lambda key: init_state(model, optimizer, key), jax.random.key(0))
     with ckpt.open_checkpoints(folder.checkpoints, config.train.keep_checkpoints) as saved:
-        step = ckpt.latest_step(saved)
+        step = ckpt.latest_step(saved) if step is None else step
         if step is None:
             raise UserError(f"{folder.path} holds no checkpoint yet: continue it with phase-jax train")
         return ckpt.restore(saved, step, like).params
+
+
+def saved_steps(config: RunConfig, folder: RunFolder) -> list[int]:
+    """Steps of the checkpoints that are kept, oldest first."""
+    with ckpt.open_checkpoints(folder.checkpoints, config.train.keep_checkpoints) as saved:
+        return [checkpoint.step for checkpoint in saved.checkpoints]
 
 
 def validation_loss(model: Transformer, params: dict, config: RunConfig) -> float:

@@ -1,0 +1,138 @@
+"""phase-jax cycle: move the gates by some offsets and see whether the accuracy curve follows."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from experiments.evaluate import SEED, run_prompts, store, stored, trained
+from experiments.options import parser
+from phase_jax.data.prompts import PROTOCOLS
+from phase_jax.errors import UserError
+from phase_jax.run import RunFolder
+
+
+def cycle_run(folder: RunFolder, protocol: str, logical: int, deltas: Sequence[int], seed: int = SEED) -> dict:
+    """The report of cycling a trained run's gates by every δ, stored as interventions/cycle-<protocol>.
+
+    What was measured before on the same prompts is kept, and each δ is stored once it is measured. Raises UserError
+    where the run is not trained, its gates cannot cycle, or a size is impossible.
+    """
+    config = trained(folder)
+
+    from phase_jax.evaluation.sweep import sweep
+    from phase_jax.interventions.cycling import check_cycling, cycle_gates
+    from phase_jax.model import Transformer
+    from phase_jax.statistics import cycling_report, fold
+    from phase_jax.training.loop import load_params
+
+    check_cycling(config.model, deltas, config.id)
+    model, stride, vocabulary = Transformer(config.model), config.model.stride, config.data.vocabulary
+    made_of = {"protocol": protocol, "n_logical": logical, "prompt_seed": seed}
+    target, clean = folder.intervention(f"cycle-{protocol}"), folder.evaluation(protocol)
+    correct = _arrays(target) if stored(target, made_of) else {}
+    if "+0" not in correct and stored(clean, made_of):
+        correct["+0"] = _arrays(clean)["correct"]
+    missing = [delta for delta in (0, *deltas) if f"{delta:+}" not in correct]
+    if missing:
+        params, prompts = load_params(config, folder), run_prompts(config, **made_of)
+    for delta in missing:
+        label = f"{config.id} {protocol} δ = {delta:+}"
+        correct[f"{delta:+}"] = sweep(model, cycle_gates(params, delta), prompts, vocabulary, label)["correct"]
+        report = {
+            "model": config.id,
+            **made_of,
+            "stride": stride,
+            "map_sharing": config.model.map_sharing,
+            "clean": fold(correct["+0"], stride).mean(axis=0).tolist(),
+            "cycled": [
+                cycling_report(correct["+0"], correct[name], int(name), stride)
+                for name in sorted(correct.keys() - {"+0"}, key=int)
+            ],
+        }
+        store(target, report, correct)
+    return stored(target, made_of)
+
+
+def _arrays(target: Path) -> dict[str, np.ndarray]:
+    with np.load(target.with_suffix(".npz")) as arrays:
+        return dict(arrays)
+
+
+def delta_range(text: str, option: str = "--delta") -> list[int]:
+    """The whole numbers of `-3:3`, ends included and 0 left out, or of one number. Raises UserError for other text."""
+    try:
+        ends = [int(part) for part in text.split(":")]
+    except ValueError:
+        ends = []
+    if len(ends) not in (1, 2):
+        raise UserError(f"{option} {text}: give a whole number or a range of them, such as -3:3")
+    deltas = [delta for delta in range(ends[0], ends[-1] + 1) if delta]
+    if not deltas:
+        raise UserError(f"{option} {text}: no offset to move the gates by; the smaller end comes first, as in -3:3")
+    return deltas
+
+
+def cycling_table(report: dict) -> Table:
+    """What cycling did, a line a δ."""
+    title = f"{report['model']}, {report['protocol']}: accuracy where the gates were cycled by δ"
+    result = Table("δ", title=title, box=box.SIMPLE_HEAD)
+    for heading in ("mean", "R² all", "R² without S − 1", "R² interior", "error interior"):
+        result.add_column(heading, justify="right")
+    for heading in ("best interior phase", "of the predicted accuracy"):
+        result.add_column(heading, justify="right")
+    for row in report["cycled"]:
+        best = row["best"]
+        cells = [_interval(row, name) for name in ("r2a", "r2x", "r2i")]
+        error = "–" if row["maeI"] is None else f"{100 * row['maeI']:.1f}"
+        where = "–" if best is None else f"{best['observed_phase']} (predicted {best['predicted_phase']})"
+        share = "–" if best is None else f"{100 * best['share']:.0f} %"
+        result.add_row(f"{row['delta']:+}", f"{100 * row['mean']:.1f}", *cells, error, where, share)
+    return result
+
+
+def _interval(row: dict, name: str) -> str:
+    if row[name] is None:
+        return "–"
+    bounds = row[f"{name}_interval"]
+    return f"{row[name]:.2f}" + ("" if bounds is None else f" ({bounds[0]:.2f}–{bounds[1]:.2f})")
+
+
+def main(argv: Sequence[str]) -> int:
+    arguments = parser(
+        "cycle",
+        "Cycle the gates of a trained model with W = S by δ offsets, payload maps staying as they are, and sweep all"
+        " phases again: phase r should do as phase r − δ did.",
+        "phase-jax cycle --workdir=runs/w8s8 --delta -3:3",
+    )
+    arguments.add_argument("--workdir", type=Path, required=True, help="the run's folder")
+    arguments.add_argument("--delta", default="-3:3", metavar="FROM:TO", help="offsets to cycle by (default -3:3)")
+    arguments.add_argument("--protocol", choices=PROTOCOLS, default="prefix", help="how the target is moved")
+    arguments.add_argument("--logical", type=int, default=1000, metavar="N", help="logical samples (default 1000)")
+    arguments.add_argument("--seed", type=int, default=SEED, help="seed of the prompts")
+    options = arguments.parse_args(_joined(argv))
+    deltas = delta_range(options.delta)
+
+    from experiments.runtime import prepare
+
+    prepare()
+    folder = RunFolder(options.workdir)
+    report = cycle_run(folder, options.protocol, options.logical, deltas, options.seed)
+    Console(width=None if sys.stdout.isatty() else 140).print(cycling_table(report))
+    print(folder.intervention(f"cycle-{options.protocol}").with_suffix(".json"))
+    return 0
+
+
+def _joined(argv: Sequence[str]) -> list[str]:
+    """`--delta -3:3` as `--delta=-3:3`: argparse takes a value that begins with a minus sign for an option."""
+    joined = []
+    for argument in argv:
+        if joined and joined[-1] == "--delta":
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined

@@ -1,0 +1,105 @@
+"""phase-jax gates: where the gates of a trained model look, and how they came to."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from experiments.evaluate import SEED, run_prompts, store, stored, trained
+from experiments.options import parser
+from phase_jax.data.prompts import PROTOCOLS
+from phase_jax.run import RunFolder
+from phase_jax.statistics import wilson
+
+LOGICAL = 100  # samples, each on 24 residues: tens of thousands of windows
+
+
+def gates_run(folder: RunFolder, protocol: str, logical: int, seed: int = SEED) -> dict:
+    """The report of a run's gates at every kept checkpoint, stored as interventions/gates-<protocol>.
+
+    Raises UserError where the run is not trained, has no learned gates, or a size is impossible.
+    """
+    config = trained(folder)
+
+    from phase_jax.interventions.gates import check_gates, gates_report, measure_gates
+    from phase_jax.model import Transformer
+    from phase_jax.progress import progress_bar
+    from phase_jax.training.loop import load_params, saved_steps
+
+    check_gates(config.model, config.id)
+    steps = saved_steps(config, folder)
+    made_of = {"protocol": protocol, "n_logical": logical, "prompt_seed": seed}
+    target = folder.intervention(f"gates-{protocol}")
+    report = stored(target, {**made_of, "steps": steps})
+    if report is None:
+        model, prompts = Transformer(config.model), run_prompts(config, **made_of)
+        with progress_bar() as bar:
+            task = bar.add_task(f"{config.id} gates", total=logical * len(steps), note="logical samples")
+            measured = [
+                measure_gates(model, load_params(config, folder, step), prompts, lambda n: bar.advance(task, n))
+                for step in steps
+            ]
+        report = {"model": config.id, **made_of, "steps": steps, **gates_report(config.model, measured)}
+        store(target, report, {})
+    return report
+
+
+def gates_table(reports: Sequence[dict]) -> Table:
+    """Every head's gates, a line a head."""
+    result = Table("model", "layer", "head", box=box.SIMPLE_HEAD, title="gates: effective offsets, and where they peak")
+    for heading in ("K static", "K per window", "V static", "V per window", "K peak", "V peak", "V − K", "K profile"):
+        result.add_column(heading, justify="right")
+    for report in reports:
+        for head in report["heads"]:
+            key, value = head["key"], head["value"]
+            cells = [f"{x:.2f}" for x in (key["static"], key["per_window"])]
+            cells += ["–", "–"] if value is None else [f"{x:.2f}" for x in (value["static"], value["per_window"])]
+            peaks = [key["peak"], None if value is None else value["peak"], head["peak_difference"]]
+            cells += ["–" if peak is None else str(peak) for peak in peaks]
+            profile = " ".join(f"{x:.1f}" for x in key["profile"])
+            result.add_row(report["model"], str(head["layer"]), str(head["head"]), *cells, profile)
+    return result
+
+
+def summary_lines(reports: Sequence[dict]) -> list[str]:
+    """What the heads of all reports show together."""
+    heads = [head for report in reports for head in report["heads"] if head["concentrated"]]
+    both = [head["peak_difference"] for head in heads if head["value"] is not None]
+    lines = [f"{len(heads)} of {sum(len(r['heads']) for r in reports)} heads are statically concentrated"]
+    if both:
+        after = both.count(1)
+        low, high = (float(bound) for bound in wilson(after, len(both)))
+        lines.append(
+            f"in {after} of {len(both)} of them ({100 * low:.0f}–{100 * high:.0f} %) the value gate peaks one offset"
+            " after the key gate"
+        )
+    return lines
+
+
+def main(argv: Sequence[str]) -> int:
+    arguments = parser(
+        "gates",
+        "Measure the gates of trained models over the windows that hold records: which offsets they favour, how"
+        " concentrated they are always (static) and in each window, and over training.",
+        "phase-jax gates --workdir runs/w8s8",
+    )
+    arguments.add_argument("--workdir", type=Path, nargs="+", required=True, help="folders of runs")
+    arguments.add_argument("--protocol", choices=PROTOCOLS, default="prefix", help="how the target is moved")
+    arguments.add_argument(
+        "--logical", type=int, default=LOGICAL, metavar="N", help=f"logical samples (default {LOGICAL})"
+    )
+    arguments.add_argument("--seed", type=int, default=SEED, help="seed of the prompts")
+    options = arguments.parse_args(argv)
+
+    from experiments.runtime import prepare
+
+    prepare()
+    folders = [RunFolder(path) for path in options.workdir]
+    reports = [gates_run(folder, options.protocol, options.logical, options.seed) for folder in folders]
+    Console(width=None if sys.stdout.isatty() else 140).print(gates_table(reports))
+    print(*summary_lines(reports), sep="\n")
+    print(*(folder.intervention(f"gates-{options.protocol}").with_suffix(".json") for folder in folders), sep="\n")
+    return 0
