@@ -25,6 +25,7 @@ class ModelConfig:
     rope_dims: int | None = None  # rotated channels, the last ones of each head: None for all, 0 for no RoPE
     qk_norm: bool = True
     norm_eps: float = 1e-6
+    tied_embeddings: bool = True  # logits reuse the embeddings
     tied_kv: bool = False  # values reuse the normalised, rotated keys; there is no value projection
     window: int | None = None
     stride: int | None = None

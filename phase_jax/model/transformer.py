@@ -189,7 +189,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Decoder-only model of SPEC §3 with tied embeddings.
+    """Decoder-only model of SPEC §3.
 
     `init(key, tokens)` and `apply({"params": …}, tokens [B, T])` -> f32 logits [B, T, V], or [B, V] of the last
     position alone with `last_only`. Where only some positions are wanted, `hidden_states` and `logits` are the parts.
@@ -203,6 +203,8 @@ class Transformer(nn.Module):
         cfg = self.cfg
         embedding_init = nn.initializers.normal(cfg.embedding_std)
         self.embedding = self.param("embedding", embedding_init, (cfg.vocabulary, cfg.width))
+        if not cfg.tied_embeddings:
+            self.unembedding = self.param("unembedding", embedding_init, (cfg.vocabulary, cfg.width))
         layer = nn.remat(Block, prevent_cse=False) if cfg.remat else Block
         self.layers = nn.scan(
             layer,
@@ -237,6 +239,6 @@ class Transformer(nn.Module):
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Next-token logits in f32 of hidden states [..., D]: [..., V]."""
         normed = rms_norm(hidden, self.final_norm, self.cfg.norm_eps)
-        weight = self.embedding.astype(normed.dtype)
+        weight = (self.embedding if self.cfg.tied_embeddings else self.unembedding).astype(normed.dtype)
         logits = jnp.einsum("...d,vd->...v", normed, weight, preferred_element_type=jnp.float32)
         return logits * self.cfg.logit_scale
