@@ -82,9 +82,9 @@ def ours(folder: Path, size: Size, threads: int) -> dict[str, Callable]:
     import jax
     import jax.numpy as jnp
     import optax
+    from phase_jax.data.tokens import TokenBatch
 
     from experiments.runtime import prepare
-    from phase_jax.data.tokens import TokenBatch
     from phase_jax.model import Transformer, qwen3
     from phase_jax.training.optimizer import decayed
     from phase_jax.training.step import TrainState, make_train_step
