@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
-EXTRAS := dev,tokenizers
+EXTRAS := dev,tokenizers,parity
 
 # The lab runs on CPUs; set JAX_PLATFORMS to use an accelerator.
 export JAX_PLATFORMS ?= cpu

@@ -82,9 +82,9 @@ def ours(folder: Path, size: Size, threads: int) -> dict[str, Callable]:
     import jax
     import jax.numpy as jnp
     import optax
-    from phase_jax.data.tokens import TokenBatch
 
     from experiments.runtime import prepare
+    from phase_jax.data.tokens import TokenBatch
     from phase_jax.model import Transformer, qwen3
     from phase_jax.training.optimizer import decayed
     from phase_jax.training.step import TrainState, make_train_step
@@ -129,6 +129,7 @@ def peer(folder: Path, size: Size, threads: int) -> dict[str, Callable]:
     import transformers
 
     torch.set_num_threads(threads)
+    transformers.utils.logging.disable_progress_bar()
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="sdpa", use_cache=False
     )

@@ -38,7 +38,7 @@ def token_loss(
     hidden = model.apply({"params": params}, batch.tokens, method="hidden_states")
     return next_token_loss(
         rms_norm(hidden, params["final_norm"], model.cfg.norm_eps),
-        params["embedding"],
+        params.get("unembedding", params["embedding"]),
         batch.targets,
         batch.counted,
         logit_scale=model.cfg.logit_scale,
