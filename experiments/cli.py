@@ -16,6 +16,7 @@ VERBS = {
     "gates": "measure where a trained model's gates look",
     "cycle": "move the gates and see whether the curve follows",
     "configs": "list the model family",
+    "prompts": "write prompts with known positions for any tokenizer",
     "report": "make a page, a model card and figures of stored results",
     "check": "hold a result against limits: a release gate",
     "calibrate": "measure the error rates of the statistics",
@@ -23,7 +24,7 @@ VERBS = {
 }
 
 # These compute nothing that an accelerator would help with, and must not wait for one.
-ON_CPU = {"configs", "report", "check", "calibrate"}
+ON_CPU = {"configs", "prompts", "report", "check", "calibrate"}
 
 
 def usage() -> str:

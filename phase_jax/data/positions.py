@@ -67,7 +67,7 @@ def place_targets(n: int, residues: int, records: int, record_length: int, slack
     if room < 0 or first < 1 or (least > most).any():
         raise UserError(
             f"a prompt with {slack} filler tokens is too short to put the target of {records} records on {residues}"
-            f" residues at matched positions: it needs {_least_slack(residues, records, record_length)} or more"
+            f" residues at matched positions: it needs {least_slack(residues, records, record_length)} or more"
         )
     rank = lowest + rng.integers(0, highest - lowest + 1)
     return Placement(in_slot(starts, residues), rank)
@@ -79,7 +79,7 @@ def _reachable_ranks(starts: np.ndarray, room: int, records: int, record_length:
     return lowest, np.minimum(records - 1, (starts - 1) // record_length)
 
 
-def _least_slack(residues: int, records: int, record_length: int) -> int:
+def least_slack(residues: int, records: int, record_length: int) -> int:
     """The least slack at which the slots' starts, 2R − 1 of them, are all within reach of some rank."""
     span = (records - 1) * record_length
     room = max(record_length - 1, 2 * (residues - 1) - span)

@@ -187,15 +187,15 @@ def _sha256(content: bytes) -> str:
 
 
 def special_token(tokenizer: Tokenizer, policy: str) -> int | None:
-    """The token at position 0 by an explicit policy: `bos` (the tokenizer's own), `end-of-text`, or `none`.
+    """The token at position 0 by an explicit policy: `own` (the tokenizer's BOS), `end-of-text`, or `none`.
 
     Raises UserError where the tokenizer has no such token.
     """
     if policy == "none":
         return None
-    found = {"bos": tokenizer.bos, "end-of-text": tokenizer.end_of_text}.get(policy)
+    found = {"own": tokenizer.bos, "end-of-text": tokenizer.end_of_text}.get(policy)
     if found is None:
-        raise UserError(f"tokenizer '{tokenizer.name}' has no {policy} token: choose --bos none or another of its own")
+        raise UserError(f"--bos {policy}: tokenizer '{tokenizer.name}' has no such token; choose --bos none")
     return found
 
 

@@ -11,7 +11,8 @@ import scipy.stats
 
 from configs import lab
 from configs.family import FAMILY, model_config
-from phase_jax.data.prompts import PROTOCOLS, _spread, distractor_dependence, phase_prompts
+from phase_jax.data.padding import PROTOCOLS, DistractorDependence, _spread
+from phase_jax.data.prompts import phase_prompts
 from phase_jax.data.vocabulary import Vocabulary
 from phase_jax.errors import UserError
 
@@ -138,7 +139,7 @@ def test_insequence_padding_draws_the_gaps_anew_in_every_replica():
 
 
 def test_every_way_to_spread_filler_is_equally_likely():
-    starts = _spread(np.random.default_rng(0), np.full(6000, 2), np.full(6000, 2), 3)
+    starts = _spread(np.random.default_rng(0), np.full(6000, 2), np.full(6000, 2), 3, 2)
     ways = Counter(map(tuple, starts[:, :2].tolist()))
     # Two records of two tokens among two fillers: units 0 … 3, the later record shifted by the earlier one's length.
     expected = {(a, b + 1) for a, b in itertools.combinations(range(4), 2)}
@@ -193,13 +194,18 @@ def test_dependence_equals_the_slow_loops(residues):
     position = rng.integers(0, 50, (7, residues, 4))
     position[:, :, 1] = position[:, :1, 1] + np.arange(residues)  # one distractor moves with the target
     rank = rng.choice([0, 2, 3], 7)
-    found = distractor_dependence(position, rank)
+    dependence = DistractorDependence(residues)
+    dependence.add(position[:3], rank[:3])
+    dependence.add(position[3:], rank[3:])
+    found = dependence.report()
     assert found["cramers_v"] == pytest.approx(slow_cramers_v(position, rank))
     assert found["lockstep"] == pytest.approx(slow_lockstep(position, rank))
 
 
 def test_a_single_record_has_no_distractors():
-    assert distractor_dependence(np.zeros((3, 8, 1), int), np.zeros(3, int)) == {"cramers_v": None, "lockstep": None}
+    dependence = DistractorDependence(8)
+    dependence.add(np.zeros((3, 8, 1), int), np.zeros(3, int))
+    assert dependence.report() == {"cramers_v": None, "lockstep": None}
 
 
 def test_distractors_move_with_the_target_only_under_prefix_padding():

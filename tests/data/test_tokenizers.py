@@ -88,10 +88,10 @@ def test_special_tokens_are_within_the_vocabulary_and_a_policy_chooses_them(name
     assert special_token(tokenizer, "none") is None
     assert special_token(tokenizer, "end-of-text") == tokenizer.end_of_text
     if name == "qwen":
-        with pytest.raises(UserError, match="tokenizer 'qwen' has no bos token"):
-            special_token(tokenizer, "bos")
+        with pytest.raises(UserError, match="--bos own: tokenizer 'qwen' has no such token"):
+            special_token(tokenizer, "own")
     else:
-        assert special_token(tokenizer, "bos") == tokenizer.bos != tokenizer.end_of_text
+        assert special_token(tokenizer, "own") == tokenizer.bos != tokenizer.end_of_text
         assert "b" in tokenizer.decode([tokenizer.bos])
 
 
