@@ -12,7 +12,8 @@ from phase_jax.errors import UserError
 
 _LISTS = {"animals": ANIMALS, "names": NAMES}
 CHOICES = ("words", "numeric", *_LISTS)
-_FILLER_SHARE = 0.1  # of the words that neither keys nor values are said to be
+_FILLER_SHARE = 0.1  # of the words that are in neither list
+_WORDS = 3  # purpose of the random stream that shares the words out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,22 +52,21 @@ def make_lexicon(
     seed. Raises UserError for a word of a list that is more than one token, an overlap, or too few words.
     """
     chosen = [_chosen(tokenizer, choice) for choice in (keys, values)]
-    words = vocabulary_words(tokenizer)
     listed = [ids for ids in chosen if ids is not None]
     if len(listed) == 2 and np.intersect1d(*listed).size:
         raise UserError(f"--keys {keys} and --values {values} have words in common: choose lists that do not overlap")
-    free = np.setdiff1d(words, np.concatenate(listed)) if listed else words
-    free = np.random.default_rng([seed, 3]).permutation(free)
-    filler, free = np.split(free, [round(_FILLER_SHARE * len(free)) if len(listed) < 2 else len(free)])
-    if not len(filler):
+    free = np.setdiff1d(vocabulary_words(tokenizer), np.concatenate([np.zeros(0, np.int64), *listed]))
+    if not free.size:
         raise UserError(f"tokenizer '{tokenizer.name}' has no words of one token to fill a prompt with: choose another")
-    shares = iter(np.array_split(free, max(1, 2 - len(listed))))
+    free = np.random.default_rng([seed, _WORDS]).permutation(free)
+    cut = len(free) if len(listed) == 2 else max(1, round(_FILLER_SHARE * len(free)))
+    shares = iter(np.array_split(free[cut:], max(1, 2 - len(listed))))
     keys, values = (next(shares) if ids is None else ids for ids in chosen)
 
     def tokens(text: str) -> tuple[int, ...]:
         return tuple(token_of(tokenizer, letter) for letter in text)
 
-    return Lexicon(keys, values, filler, tokens(after_key), tokens(after_value), bos)
+    return Lexicon(keys, values, free[:cut], tokens(after_key), tokens(after_value), bos)
 
 
 def _chosen(tokenizer: Tokenizer, choice: str) -> np.ndarray | None:

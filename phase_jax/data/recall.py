@@ -16,12 +16,26 @@ from phase_jax.data.vocabulary import Vocabulary
 from phase_jax.errors import UserError
 
 
+class Stage(NamedTuple):
+    """A stage of training: the share of the steps after which it ends, and what its sequences hold.
+
+    Where they are None, `queries` and the `batch` of sequences a step are the run's, and records take any `words`.
+    """
+
+    share: float
+    records: int
+    length: int
+    queries: int | None = None
+    batch: int | None = None
+    words: int | None = None
+
+
 @dataclasses.dataclass(frozen=True)
 class RecallConfig:
     """The recall task: what training sequences and evaluation prompts hold.
 
-    `curriculum` is a sequence of stages (share of the steps after which the stage ends, records, length); evaluation
-    has `records`, `length` and `demonstrations`. Raises UserError for sizes that do not fit.
+    `curriculum` is a sequence of stages, as the fields of Stage from the first on; evaluation has `records`, `length`
+    and `demonstrations`. Raises UserError for sizes that do not fit.
     """
 
     words: int = 64
@@ -30,31 +44,38 @@ class RecallConfig:
     demonstrations: int = 8
     queries: int = 16
     gap_share: float = 0.5  # of the training sequences, those with filler between records
-    curriculum: tuple[tuple[float, int, int], ...] = ((1.0, 16, 104),)
+    curriculum: tuple[tuple, ...] = ((1.0, 16, 104),)
 
     def __post_init__(self):
-        vocabulary = Vocabulary(self.words)
-        for records, length in [(self.records, self.length), *(stage[1:] for stage in self.curriculum)]:
-            if records > vocabulary.words:
+        stages = [self._complete(stage) for stage in self.curriculum]
+        for _, records, length, queries, _, words in [self._complete((1.0, self.records, self.length)), *stages]:
+            if not records <= words <= self.words:
                 raise UserError(
                     f"{records} records need as many single-token words of a kind; data.words is {self.words}"
                 )
-            shortest = 1 + RECORD_LENGTH * records + 1 + RECORD_LENGTH * self.queries
+            shortest = 1 + RECORD_LENGTH * records + 1 + RECORD_LENGTH * queries
             if length < shortest:
                 raise UserError(
-                    f"length {length} is too short for {records} records and {self.queries} queries:"
+                    f"length {length} is too short for {records} records and {queries} queries:"
                     f" it needs {shortest} tokens or more"
                 )
-        if not self.curriculum or self.curriculum[-1][0] != 1.0:
+        if not stages or stages[-1].share != 1.0:
             raise UserError("data.curriculum must end with a stage whose share of the steps is 1.0")
 
     @property
     def vocabulary(self) -> Vocabulary:
         return Vocabulary(self.words)
 
-    def stage(self, step: int, steps: int) -> tuple[int, int]:
-        """(records, length) of a training step, 0 ≤ step < steps."""
-        return next((records, length) for share, records, length in self.curriculum if step < share * steps)
+    def stage(self, step: int, steps: int) -> Stage:
+        """The stage of a training step, 0 ≤ step < steps; its batch may be None."""
+        return next(stage for stage in map(self._complete, self.curriculum) if step < stage.share * steps)
+
+    def _complete(self, stage: tuple) -> Stage:
+        stage = Stage(*stage)
+        return stage._replace(
+            queries=self.queries if stage.queries is None else stage.queries,
+            words=self.words if stage.words is None else stage.words,
+        )
 
 
 class RecallBatch(NamedTuple):
@@ -65,7 +86,7 @@ class RecallBatch(NamedTuple):
     answer: jax.Array
 
 
-@partial(jax.jit, static_argnames=("vocabulary", "batch", "records", "length", "queries"))
+@partial(jax.jit, static_argnames=("vocabulary", "batch", "records", "length", "queries", "words"))
 def recall_batch(
     key: jax.Array,
     *,
@@ -75,15 +96,17 @@ def recall_batch(
     length: int,
     queries: int,
     gap_share: float,
+    words: int | None = None,
 ) -> RecallBatch:
-    """One batch; a function of the key alone."""
+    """One batch, of the first `words` words of each kind (all where None); a function of the key alone."""
+    words = words or vocabulary.words
     keys = jax.random.split(key, 6)
 
     def shuffled(key, size):
         return jnp.argsort(jax.random.uniform(key, (batch, size)), axis=1)
 
-    animal = vocabulary.first_animal + shuffled(keys[0], vocabulary.words)[:, :records]
-    name = vocabulary.first_name + shuffled(keys[1], vocabulary.words)[:, :records]
+    animal = vocabulary.first_animal + shuffled(keys[0], words)[:, :records]
+    name = vocabulary.first_name + shuffled(keys[1], words)[:, :records]
 
     slack = length - 1 - RECORD_LENGTH * records - 1 - RECORD_LENGTH * queries
     k = jnp.arange(records)
@@ -109,14 +132,15 @@ def recall_batch(
 
 
 def batch_for_step(config: RecallConfig, batch: int, step: int, steps: int, key: jax.Array) -> RecallBatch:
-    """The batch of one training step: a function of (key, step)."""
-    records, length = config.stage(step, steps)
+    """The batch of one training step, of `batch` sequences where its stage does not say: a function of (key, step)."""
+    stage = config.stage(step, steps)
     return recall_batch(
         jax.random.fold_in(key, step),
         vocabulary=config.vocabulary,
-        batch=batch,
-        records=records,
-        length=length,
-        queries=config.queries,
+        batch=stage.batch or batch,
+        records=stage.records,
+        length=stage.length,
+        queries=stage.queries,
         gap_share=config.gap_share,
+        words=stage.words,
     )

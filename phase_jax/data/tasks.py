@@ -18,7 +18,7 @@ from phase_jax.data.padding import PROTOCOLS, DistractorDependence, Protocol, pl
 from phase_jax.data.positions import Placement, least_slack, matching, place_targets
 from phase_jax.errors import UserError
 
-_KEYS, _VALUES, _FILLER, _GAPS, _DEMONSTRATIONS = range(4, 9)
+_KEYS, _VALUES, _FILLER, _GAPS, _DEMONSTRATIONS = range(4, 9)  # purposes of a sample's random streams
 
 
 class Sample(NamedTuple):

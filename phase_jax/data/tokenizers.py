@@ -8,6 +8,7 @@ BOS stands is decided by whoever builds the sequence.
 
 import base64
 import dataclasses
+import functools
 import hashlib
 import importlib
 import importlib.metadata
@@ -80,7 +81,7 @@ class ByteTokenizer:
         return b"".join(special.get(i) or bytes([i]) for i in map(int, ids)).decode(errors="replace")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Library:
     """A tokenizer whose work a library does: a tiktoken.Encoding or a tokenizers.Tokenizer."""
 
@@ -219,17 +220,21 @@ def vocabulary_words(tokenizer: Tokenizer, digits: bool = False) -> np.ndarray:
 
     With `digits`, of every token that is digits alone.
     """
-    # Read behind a letter: some decoders drop the space that a text begins with.
-    (anchor,) = tokenizer.encode("a")
-    shown = len(tokenizer.decode([anchor]))
-    pieces = (tokenizer.decode([anchor, i])[shown:] for i in range(tokenizer.size))
 
     def wanted(piece: str) -> bool:
         return piece.isascii() and (piece.isdigit() if digits else piece[:1] == " " and piece[1:].isalpha())
 
-    found = {piece: i for i, piece in enumerate(pieces) if wanted(piece)}
+    found = {piece: i for i, piece in enumerate(_pieces(tokenizer)) if wanted(piece)}
     encoded = tokenizer.encode_batch(list(found))
     return np.array([i for i, ids in zip(found.values(), encoded, strict=True) if ids == [i]], np.int64)
+
+
+@functools.lru_cache(maxsize=2)
+def _pieces(tokenizer: Tokenizer) -> list[str]:
+    """The text of every token, read behind a letter: some decoders drop the space that a text begins with."""
+    (anchor,) = tokenizer.encode("a")
+    shown = len(tokenizer.decode([anchor]))
+    return [tokenizer.decode([anchor, i])[shown:] for i in range(tokenizer.size)]
 
 
 def assert_round_trip(tokenizer: Tokenizer, ids: Sequence[int]) -> None:

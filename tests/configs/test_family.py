@@ -138,7 +138,7 @@ def test_every_id_makes_a_run_of_the_lab(variant):
     assert run.model == dataclasses.replace(model_config(variant), **begins)
     assert run.id == variant and run.seed == default_seed(variant)
     assert run.model.vocabulary == run.data.vocabulary.size
-    assert max(length for _, _, length in run.data.curriculum) >= run.data.length, "trained up to the length measured"
+    assert max(stage[2] for stage in run.data.curriculum) >= run.data.length, "trained up to the length measured"
     assert RunConfig.from_dict(json.loads(json.dumps(run.to_dict()))) == run, "config.json holds all of it"
 
 

@@ -1,5 +1,6 @@
 """Training batches of the recall task, read back token by token by a slow loop."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -91,9 +92,19 @@ def test_batches_are_a_function_of_the_key_and_the_step():
 
 
 def test_stages_follow_their_shares_of_the_steps():
-    sizes = [CONFIG.stage(step, 8) for step in range(8)]
+    sizes = [CONFIG.stage(step, 8)[1:3] for step in range(8)]
     assert sizes == [(3, 24)] * 3 + [(5, 32)] * 5
     assert batch_for_step(CONFIG, 64, 3, 8, jax.random.key(0)).tokens.shape == (64, 32)
+
+
+def test_a_stage_may_have_queries_sequences_and_words_of_its_own():
+    config = dataclasses.replace(CONFIG, curriculum=((0.5, 3, 24, 8, 16, 4), (1.0, 5, 32)))
+    own, usual = (batch_for_step(config, 64, step, 8, jax.random.key(0)) for step in (0, 4))
+    assert own.tokens.shape == (16, 24) and own.answer.shape == (16, 8)
+    assert usual.tokens.shape == (64, 32) and usual.answer.shape == (64, 6)
+    first = {*range(3, 7), *range(12, 16)}  # four animals, four names
+    assert set(np.unique(own.tokens).tolist()) == first | {VOCABULARY.bos, VOCABULARY.filler, VOCABULARY.query_mark}
+    assert set(np.unique(usual.tokens).tolist()) == set(range(VOCABULARY.size))
 
 
 @pytest.mark.parametrize(
@@ -106,6 +117,8 @@ def test_stages_follow_their_shares_of_the_steps():
         ({"curriculum": ((1.0, 5, 23),)}, "length 23 is too short for 5 records and 6 queries: it needs 24"),
         ({"length": 20}, "length 20 is too short"),
         ({"words": 0}, "data.words 0"),
+        ({"curriculum": ((0.5, 5, 32, 6, 8, 4), (1.0, 5, 32))}, "5 records need as many single-token words"),
+        ({"curriculum": ((0.5, 5, 32, 11), (1.0, 5, 32))}, "length 32 is too short for 5 records and 11 queries"),
     ],
 )
 def test_impossible_tasks_are_refused(change, message):
