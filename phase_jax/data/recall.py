@@ -47,6 +47,7 @@ class RecallConfig:
     curriculum: tuple[tuple, ...] = ((1.0, 16, 104),)
 
     def __post_init__(self):
+        _ = self.vocabulary  # raises where there are no words
         stages = [self._complete(stage) for stage in self.curriculum]
         for _, records, length, queries, _, words in [self._complete((1.0, self.records, self.length)), *stages]:
             if not records <= words <= self.words:

@@ -215,26 +215,25 @@ def single_tokens(tokenizer: Tokenizer, words: Iterable[str]) -> dict[str, int]:
     return {word: ids[0] for word, ids in zip(words, encoded, strict=True) if len(ids) == 1}
 
 
+@functools.lru_cache(maxsize=4)
 def vocabulary_words(tokenizer: Tokenizer, digits: bool = False) -> np.ndarray:
     """Sorted ids of every token that is a space and then letters of English, and that its text encodes to; [words].
 
-    With `digits`, of every token that is digits alone.
+    With `digits`, of every token that is digits alone. Read-only, since it is kept.
     """
+    # Read behind a letter: some decoders drop the space that a text begins with.
+    (anchor,) = tokenizer.encode("a")
+    shown = len(tokenizer.decode([anchor]))
+    pieces = (tokenizer.decode([anchor, i])[shown:] for i in range(tokenizer.size))
 
     def wanted(piece: str) -> bool:
         return piece.isascii() and (piece.isdigit() if digits else piece[:1] == " " and piece[1:].isalpha())
 
-    found = {piece: i for i, piece in enumerate(_pieces(tokenizer)) if wanted(piece)}
+    found = {piece: i for i, piece in enumerate(pieces) if wanted(piece)}
     encoded = tokenizer.encode_batch(list(found))
-    return np.array([i for i, ids in zip(found.values(), encoded, strict=True) if ids == [i]], np.int64)
-
-
-@functools.lru_cache(maxsize=2)
-def _pieces(tokenizer: Tokenizer) -> list[str]:
-    """The text of every token, read behind a letter: some decoders drop the space that a text begins with."""
-    (anchor,) = tokenizer.encode("a")
-    shown = len(tokenizer.decode([anchor]))
-    return [tokenizer.decode([anchor, i])[shown:] for i in range(tokenizer.size)]
+    words = np.array([i for i, ids in zip(found.values(), encoded, strict=True) if ids == [i]], np.int64)
+    words.flags.writeable = False
+    return words
 
 
 def assert_round_trip(tokenizer: Tokenizer, ids: Sequence[int]) -> None:

@@ -103,7 +103,7 @@ def test_a_stage_may_have_queries_sequences_and_words_of_its_own():
     assert own.tokens.shape == (16, 24) and own.answer.shape == (16, 8)
     assert usual.tokens.shape == (64, 32) and usual.answer.shape == (64, 6)
     first = {*range(3, 7), *range(12, 16)}  # four animals, four names
-    assert set(np.unique(own.tokens).tolist()) == first | {VOCABULARY.bos, VOCABULARY.filler, VOCABULARY.query_mark}
+    assert set(np.unique(own.tokens).tolist()) == first | {VOCABULARY.bos, VOCABULARY.query_mark}
     assert set(np.unique(usual.tokens).tolist()) == set(range(VOCABULARY.size))
 
 
