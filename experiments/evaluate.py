@@ -1,7 +1,9 @@
 """phase-jax evaluate: sweep all phases of a trained model."""
 
+import hashlib
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,65 +22,61 @@ SEED = 0  # of the prompts: every model meets the same logical samples, so that 
 def evaluate_run(folder: RunFolder, protocol: str, logical: int, seed: int = SEED) -> tuple[dict, bool]:
     """(report, whether it was there already) of a trained run; stores both parts (see RunFolder).
 
-    Raises UserError where the folder holds no trained run, or a size is impossible.
+    Raises UserError where the folder holds no trained run, a size is impossible, or a batch failed.
     """
     config = trained(folder)
     made_of = {"protocol": protocol, "n_logical": logical, "prompt_seed": seed}
-    if report := stored(folder.evaluation(protocol), made_of):
-        return report, True
-    data, prompts = config.data, run_prompts(config, **made_of)
 
-    from phase_jax.evaluation.sweep import sweep
-    from phase_jax.model import Transformer
-    from phase_jax.statistics import phase_report
-    from phase_jax.training.loop import load_params
+    def measured(journal: Path) -> tuple[dict, dict]:
+        data, prompts = config.data, run_prompts(config, **made_of)
 
-    scores = sweep(
-        Transformer(config.model),
-        load_params(config, folder),
-        prompts,
-        data.vocabulary,
-        f"{config.id} {protocol}",
-    )
-    report = phase_report(
-        scores["correct"],
-        config.model.stride,
-        nll=scores["nll"],
-        gold_probability=scores["gold_probability"],
-        target_position=scores["target_position"],
-        model=config.id,
-        width=config.model.window,
-        kv_heads=config.model.kv_heads,
-        protocol=protocol,
-        validation_loss=read_json(folder.training)["validation_loss"],
-    ).to_dict()
-    report |= {
-        "accuracy_of_names": scores["correct_of_names"].mean(axis=0).tolist(),
-        "prompt_seed": seed,
-        "prompt_length": data.length,
-        "checks": prompts.checks,
-    }
-    store(folder.evaluation(protocol), report, scores)
-    return report, False
+        from phase_jax.evaluation.sweep import sweep
+        from phase_jax.model import Transformer
+        from phase_jax.statistics import phase_report
+        from phase_jax.training.loop import load_params
+
+        model, params = Transformer(config.model), load_params(config, folder)
+        scores = sweep(model, params, prompts, data.vocabulary, f"{config.id} {protocol}", journal)
+        report = phase_report(
+            scores["correct"],
+            config.model.stride,
+            nll=scores["nll"],
+            gold_probability=scores["gold_probability"],
+            target_position=scores["target_position"],
+            model=config.id,
+            width=config.model.window,
+            kv_heads=config.model.kv_heads,
+            protocol=protocol,
+            validation_loss=read_json(folder.training)["validation_loss"],
+        ).to_dict()
+        report |= {
+            "accuracy_of_names": scores["correct_of_names"].mean(axis=0).tolist(),
+            "prompt_seed": seed,
+            "prompt_length": data.length,
+            "checks": prompts.checks,
+        }
+        return report, scores
+
+    return once(folder.evaluation(protocol), made_of, measured)
 
 
 def evaluate_distance(folder: RunFolder, logical: int, seed: int = SEED) -> tuple[dict, bool]:
     """`evaluate_run` for the target's distance from the query instead of its phase (see evaluation/distance.py)."""
     config = trained(folder)
     made_of = {"protocol": "distance", "n_logical": logical, "prompt_seed": seed}
-    if report := stored(folder.evaluation("distance"), made_of):
-        return report, True
 
-    from phase_jax.evaluation.distance import distance_prompts, distance_report, measure
-    from phase_jax.model import Transformer
-    from phase_jax.training.loop import load_params
+    def measured(journal: Path) -> tuple[dict, dict]:
+        from phase_jax.evaluation.distance import distance_prompts, distance_report, measure
+        from phase_jax.model import Transformer
+        from phase_jax.training.loop import load_params
 
-    data = config.data
-    prompts = distance_prompts(data.vocabulary, logical, length=data.length, records=data.records, seed=seed)
-    scores = measure(Transformer(config.model), load_params(config, folder), prompts, f"{config.id} distance")
-    report = {"model": config.id, **made_of, **distance_report(scores, config.model)}
-    store(folder.evaluation("distance"), report, scores)
-    return report, False
+        data = config.data
+        prompts = distance_prompts(data.vocabulary, logical, length=data.length, records=data.records, seed=seed)
+        model, params = Transformer(config.model), load_params(config, folder)
+        scores = measure(model, params, prompts, f"{config.id} distance", journal)
+        return {"model": config.id, **made_of, **distance_report(scores, config.model)}, scores
+
+    return once(folder.evaluation("distance"), made_of, measured)
 
 
 def run_prompts(config: RunConfig, protocol: str, n_logical: int, prompt_seed: int) -> PhasePrompts:
@@ -103,6 +101,23 @@ def trained(folder: RunFolder) -> RunConfig:
     return config
 
 
+def once(target: Path, made_of: dict, measured: Callable[[Path], tuple[dict, dict]]) -> tuple[dict, bool]:
+    """(report, whether it was there already) of a result at `target`, which is stored if it was not.
+
+    `measured` makes (report, scores), and may keep what it has so far in the journal whose path it is given.
+    """
+    name = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:8]
+    journal = target.with_name(f"{target.name}-{name}.journal")
+    report = stored(target, made_of)
+    reused = report is not None
+    if not reused:
+        report, scores = measured(journal)
+        target.with_suffix(".json").unlink(missing_ok=True)  # what is there is the report of other scores
+        store(target, report, scores)
+    journal.unlink(missing_ok=True)
+    return report, reused
+
+
 def stored(target: Path, made_of: dict) -> dict | None:
     """The report at `target` (without an ending) that was stored before, if it was made of the same."""
     if not (target.with_suffix(".json").exists() and target.with_suffix(".npz").exists()):
@@ -114,8 +129,9 @@ def stored(target: Path, made_of: dict) -> dict | None:
 def store(target: Path, report: dict, scores: dict) -> None:
     """Writes both parts of a result, `target` with .npz and .json, the report last."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_suffix(".partial.npz")
-    np.savez_compressed(partial, **scores)
+    partial = target.with_suffix(".npz.partial")
+    with open(partial, "wb") as file:
+        np.savez_compressed(file, **scores)
     partial.replace(target.with_suffix(".npz"))
     write_json(target.with_suffix(".json"), report)
 

@@ -5,6 +5,7 @@
           training.json          written when training is complete: validation loss, times
           checkpoints/<step>/    Orbax
           evaluations/<protocol>.npz and .json    what was measured for every prompt, and the report
+          evaluations/*.journal  what has been measured so far, while that is not all
           interventions/<name>.npz and .json      what causal tools found, likewise
 """
 

@@ -8,6 +8,7 @@ phase once.
 
 import dataclasses
 from functools import partial
+from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -17,12 +18,12 @@ import numpy as np
 from phase_jax.data.prompts import RECORD_LENGTH, closing_length
 from phase_jax.data.vocabulary import Vocabulary
 from phase_jax.errors import UserError
+from phase_jax.evaluation.runner import fingerprint, on_all_devices, over_devices, score_samples
 from phase_jax.geometry import Windows
 from phase_jax.model.config import ModelConfig
-from phase_jax.progress import progress_bar
 from phase_jax.statistics import wilson
 
-BATCH = 4  # logical samples a call, each at every distance
+BATCH = 4  # logical samples a call on each device, each at every distance
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,44 +75,55 @@ def target_parts(windows: Windows | None, position: np.ndarray, length: int) -> 
     return ((record >= starts[:, None]) & (record < starts[:, None] + width)).any(axis=-1), tokens
 
 
-@partial(jax.jit, static_argnames="model")
-def score(model: nn.Module, params: dict, tokens: jax.Array, answer: jax.Array, of_target: tuple) -> dict:
-    """Scores tokens [B, distances, T]: `correct`, `nll`, `gold_probability` [B, distances], and where the attention of
-    the last position goes, `mass` [part, B, distances, L, N] with the parts of PARTS."""
-    batch, distances, length = tokens.shape
-    logits, seen = model.apply({"params": params}, tokens.reshape(-1, length), last_only=True, mutable="intermediates")
-    (weights,) = seen["intermediates"]["layers"]["attention"]["last_weights"]
-    logits = logits.reshape(batch, distances, -1)
-    nll = -jnp.take_along_axis(jax.nn.log_softmax(logits), answer[:, None, None], axis=-1)[..., 0]
-    mass = []
-    for part, target in zip(weights, of_target, strict=True):
-        layers, _, heads, count = part.shape
-        by_prompt = jnp.moveaxis(part, 0, 1).reshape(batch, distances, layers, heads, count)
-        mass += [by_prompt.sum(axis=-1), (by_prompt * target[:, None, None]).sum(axis=-1)]
-    correct = logits.argmax(axis=-1) == answer[:, None]
-    return {"correct": correct, "nll": nll, "gold_probability": jnp.exp(-nll), "mass": jnp.stack(mass)}
-
-
 PARTS = ("entries", "entries_of_target", "exact", "exact_of_target")
 
 
-def measure(model: nn.Module, params: dict, prompts: DistancePrompts, label: str) -> dict:
+@partial(jax.jit, static_argnames="model")
+def score(model: nn.Module, params: dict, of_target: tuple, tokens: jax.Array, answer: jax.Array) -> dict:
+    """Scores tokens [B, distances, T]: `correct`, `nll`, `gold_probability` [B, distances], and where the attention of
+    the last position goes, `mass` [B, part, distances, L, N] with the parts of PARTS. B is a multiple of the devices.
+    """
+
+    def on_one_device(shared, tokens, answer):
+        params, of_target = shared
+        batch, distances, length = tokens.shape
+        logits, seen = model.apply(
+            {"params": params}, tokens.reshape(-1, length), last_only=True, mutable="intermediates"
+        )
+        (weights,) = seen["intermediates"]["layers"]["attention"]["last_weights"]
+        logits = logits.reshape(batch, distances, -1)
+        nll = -jnp.take_along_axis(jax.nn.log_softmax(logits), answer[:, None, None], axis=-1)[..., 0]
+        mass = []
+        for part, target in zip(weights, of_target, strict=True):
+            layers, _, heads, count = part.shape
+            by_prompt = jnp.moveaxis(part, 0, 1).reshape(batch, distances, layers, heads, count)
+            mass += [by_prompt.sum(axis=-1), (by_prompt * target[:, None, None]).sum(axis=-1)]
+        correct = logits.argmax(axis=-1) == answer[:, None]
+        return {"correct": correct, "nll": nll, "gold_probability": jnp.exp(-nll), "mass": jnp.stack(mass, axis=1)}
+
+    return over_devices(on_one_device)((params, of_target), tokens, answer)
+
+
+def measure(model: nn.Module, params: dict, prompts: DistancePrompts, label: str, journal: Path | None = None) -> dict:
     """Scores all prompts: arrays `correct`, `nll`, `gold_probability` [n, distances], `mass` [part, distances, L, N]
-    (the mean over samples), `distance` and `target_position`. Shows progress under `label`."""
-    n, length = len(prompts.answer), prompts.tokens.shape[-1]
-    of_target = target_parts(model.cfg.windows, prompts.target_position, length)
-    batch, parts, mass = min(BATCH, n), [], 0.0
-    with progress_bar() as bar:
-        task = bar.add_task(label, total=n, note="logical samples")
-        for start in range(0, n, batch):
-            # The last batch is filled up with samples that were scored already: one shape, one compilation.
-            rows = np.minimum(np.arange(start, start + batch), n - 1)
-            scores = jax.device_get(score(model, params, prompts.tokens[rows], prompts.answer[rows], of_target))
-            mass = mass + scores.pop("mass")[:, : n - start].sum(axis=1, dtype=np.float64)
-            parts.append({name: values[: n - start] for name, values in scores.items()})
-            bar.update(task, completed=min(start + batch, n))
-    scores = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return {**scores, "mass": mass / n, "distance": prompts.distance, "target_position": prompts.target_position}
+    (the mean over samples), `distance` and `target_position`; see `score_samples`."""
+    of_target = target_parts(model.cfg.windows, prompts.target_position, prompts.tokens.shape[-1])
+    settings = {
+        "score": "distance",
+        "model": dataclasses.asdict(model.cfg),
+        "target_position": prompts.target_position.tolist(),
+    }
+    scores = score_samples(
+        partial(score, model, *on_all_devices((params, of_target))),
+        zip(prompts.tokens, prompts.answer, strict=True),
+        len(prompts.answer),
+        batch=BATCH,
+        made_of=fingerprint(settings, params),
+        label=label,
+        journal=journal,
+    )
+    mass = scores.pop("mass").mean(axis=0, dtype=np.float64)
+    return {**scores, "mass": mass, "distance": prompts.distance, "target_position": prompts.target_position}
 
 
 def distance_report(scores: dict, config: ModelConfig) -> dict:
