@@ -122,10 +122,11 @@ def score_samples(
         if missing == total:
             raise next(iter(failed.values()))
         if missing:
+            named = [f"{name} ({_line(error)})" for name, error in failed.items()]
+            more = [f"{len(named) - 3} more batches"] if len(named) > 3 else []
             raise UserError(
                 f"{label}: {missing} of {total} logical samples are missing, so there is no result:"
-                f" {'; '.join(f'{name} ({_line(error)})' for name, error in failed.items())};"
-                " the same command tries them again"
+                f" {'; '.join(named[:3] + more)}; the same command tries them again"
             )
         rows = [kept.scores[key] for key in order]
         return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
