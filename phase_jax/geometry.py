@@ -54,9 +54,13 @@ class Windows:
         """First position of each closed window, [J]; may be negative."""
         return self.start(np.arange(self.count(length)))
 
+    def close(self, j):
+        """Last position of window j."""
+        return self.start(j) + self.width - 1
+
     def closes(self, length: int) -> np.ndarray:
         """Last position of each closed window, [J]."""
-        return self.starts(length) + self.width - 1
+        return self.close(np.arange(self.count(length)))
 
     def rope_positions(self, length: int) -> np.ndarray:
         """Position at which the key of each closed window is rotated, [J]."""
@@ -123,19 +127,20 @@ class ExactBranch:
             return None
         return self.width if self.rule == "window" else self._uncovered
 
-    def first(self, t):
-        """First exact position that a query at t sees; t + 1 where it sees none."""
+    def first(self, t, closed=None):
+        """First exact position that a query at t sees; t + 1 where it sees none.
+
+        `closed`, how many windows have closed by t, is for callers that have it; where none has, it may be anything.
+        """
         if self.windows is None:
             return 0 * t
         if self.rule == "window":
             return (t - self.width + 1).clip(0)
-        closed = self.windows.closed(t)
-        after_last_window = (self.windows.origin + (closed - 1) * self.windows.stride + self.windows.width) * (
-            closed > 0
-        )
+        some_closed = t >= self.windows.close(0)
         if self.rule == "tail":
-            return after_last_window
-        return (t + 1) * (closed > 0)
+            closed = self.windows.closed(t) if closed is None else closed
+            return (self.windows.close(closed - 1) + 1) * some_closed
+        return (t + 1) * some_closed
 
 
 def common_residues(strides: Iterable[int]) -> int:

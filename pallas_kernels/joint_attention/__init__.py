@@ -1,18 +1,15 @@
 """Attention of queries over visible entries and exact tokens in one softmax (SPEC §1)."""
 
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.dispatch import Form, Implementation, choose
 from pallas_kernels.joint_attention import reference
 from pallas_kernels.joint_attention.reference import blockwise_attention
 from phase_jax.axes import KeysAndValues, Queries
 from phase_jax.geometry import ExactBranch
 
 __all__ = ["blockwise_attention", "joint_attention"]
-
-Implementation = Literal["xla"]
 
 
 def joint_attention(
@@ -30,10 +27,14 @@ def joint_attention(
     `sink` logit [N] takes part in its softmax without a value. XLA scores `block` queries and keys at once, memory
     linear in T, or all of them where it is None.
 
-    `implementation` None picks the default of the platform. Raises NotImplementedError for one that does not exist.
+    `implementation` None picks the default of the platform; Pallas raises NotImplementedError where it cannot serve.
     """
-    if implementation not in (None, "xla"):
-        raise NotImplementedError(f"joint_attention has no implementation '{implementation}'; choose xla")
+    kind = exact.rule if exact.windows else "full"
+    form = choose("joint_attention", implementation, kind, q.dtype, lambda form: _unsupported(form, q))
+    if form.name == "tpu":
+        from pallas_kernels.joint_attention import tpu
+
+        return tpu.joint_attention(q, entries, tokens, exact, sink, form.interpret)
     if entries is None:
         if block is None:
             return reference.full_attention(q, *tokens, sink)
@@ -42,3 +43,11 @@ def joint_attention(
         return reference.dense_attention(q, entries, tokens, exact, sink)
     near = tuple(jnp.pad(x, [(0, 0), (exact.reach - 1, 0), (0, 0), (0, 0)]) for x in tokens)
     return blockwise_attention(q, entries, near, exact, 0, block, sink)
+
+
+def _unsupported(form: Form, q: jax.Array) -> str | None:
+    if form.name == "gpu":
+        return "there is no form for GPUs"
+    if q.dtype not in (jnp.float32, jnp.bfloat16):
+        return f"{q.dtype} queries: it computes in float32 and bfloat16"
+    return None

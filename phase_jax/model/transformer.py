@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.decode import decode_attention
 from pallas_kernels.joint_attention import blockwise_attention, joint_attention
 from phase_jax.axes import Hidden, Tokens
 from phase_jax.compressors import GATE_WIDTHS, branch_shapes, compress, gate_weights
@@ -131,7 +132,10 @@ class Attention(nn.Module):
         if cache is not None:
             closed = entries(*closing_windows(cache, hidden, windows, start)) if windows else None
             far, near = cached_keys_and_values(cache, (k, v), closed, exact, start)
-            mixed = blockwise_attention(q, far, near, exact, start, block)
+            if q.shape[1] == 1:
+                mixed = decode_attention(q[:, 0], far, near, exact, start)[:, None]
+            else:
+                mixed = blockwise_attention(q, far, near, exact, start, block)
             cache = append(cache, hidden, (k, v), far, start)
         else:
             closed = entries(hidden, windows) if windows else None

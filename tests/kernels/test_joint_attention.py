@@ -1,16 +1,20 @@
-"""Every form of joint attention against a float64 loop, in values and in gradients."""
+"""Every form of joint attention against a float64 loop, in values and in gradients; and what its kernel visits."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from pallas_kernels.joint_attention import joint_attention
+from pallas_kernels import request
+from pallas_kernels.joint_attention import joint_attention, tpu
 from phase_jax.geometry import ExactBranch, Windows
 from tests.kernels.attention_loop import Geometry, attention
 
-FORMS = {"dense": {"implementation": "xla"}, "blockwise": {"implementation": "xla", "block": 48}}
-TOLERANCE = {"float32": 2e-5, "bfloat16": 3e-2}
+# Name -> arguments of `request` and of the function.
+FORMS = {"dense": ("xla", {}), "blockwise": ("xla", {"block": 48}), "tpu": ("pallas", {})}
+TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2}
 
 
 def branch_of(geometry: Geometry) -> ExactBranch:
@@ -33,13 +37,20 @@ def draw(geometry: Geometry, length: int, heads: int, kv_heads: int, head_dim: i
     return (q, entries, tokens, array(heads) if sink else None), cotangent
 
 
+def attend(form: str, inputs, exact: ExactBranch):
+    q, entries, tokens, sink = inputs
+    implementation, options = FORMS[form]
+    with request(implementation, interpret=True):
+        return joint_attention(q, entries, tokens, exact, sink, **options)
+
+
 def assert_equals_the_loop(form: str, geometry: Geometry, inputs, cotangent):
     """Values and gradients, relative to the largest of each."""
     exact, dtype = branch_of(geometry), str(cotangent.dtype)
 
     @jax.jit
     def values_and_gradients(inputs):
-        out, back = jax.vjp(lambda *inputs: joint_attention(*inputs[:3], exact, inputs[3], **FORMS[form]), *inputs)
+        out, back = jax.vjp(lambda *inputs: attend(form, inputs, exact), *inputs)
         return out, back(cotangent)
 
     out, (dq, dentries, dtokens, dsink) = values_and_gradients(inputs)
@@ -51,35 +62,113 @@ def assert_equals_the_loop(form: str, geometry: Geometry, inputs, cotangent):
             assert error < TOLERANCE[dtype], f"{name}: {error}"
 
 
-CASES = [
-    # geometry, T, N, K, H, sink
-    (Geometry(8, 6, -2, "window", 9), 23, 4, 2, 3, False),
-    (Geometry(8, 6, -2, "tail"), 23, 4, 2, 3, True),
-    (Geometry(8, 6, -2, "none"), 23, 4, 2, 3, False),
-    (Geometry(8, 4, -4, "window", 16), 61, 2, 1, 8, True),
-    (Geometry(8, 8, 0, "window", 16), 3, 2, 2, 4, True),
-    (Geometry(None), 23, 4, 2, 3, True),
-]
+CASES = {
+    # geometry, T, N, K, H, sink, dtype: every geometry, rule, dtype and kind of heads, and T a multiple of nothing
+    "4/4": (Geometry(4, 4), 61, 4, 2, 16, False, "float32"),
+    "8/4 half-empty": (Geometry(8, 4, -4), 131, 2, 1, 8, True, "float32"),
+    "8/6 narrow": (Geometry(8, 6, -2, "window", 5), 150, 4, 2, 8, False, "float32"),
+    "8/8": (Geometry(8, 8), 3, 2, 2, 8, True, "float32"),
+    "12/12 tail": (Geometry(12, 12, 0, "tail"), 97, 4, 1, 16, True, "bfloat16"),
+    "5/3 none": (Geometry(5, 3, 0, "none"), 77, 4, 4, 8, False, "float32"),
+    "16/8 tail": (Geometry(16, 8, -3, "tail"), 201, 2, 1, 8, False, "float32"),
+    "128/128": (Geometry(128, 128, 0, "window", 127), 300, 2, 1, 16, False, "bfloat16"),
+    "full": (Geometry(None), 143, 4, 2, 16, True, "float32"),
+}
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES)
 def test_equals_the_loop(form, case):
-    geometry, *shape = case
+    geometry, *shape = CASES[case]
     assert_equals_the_loop(form, geometry, *draw(geometry, *shape))
 
 
-def test_scores_of_any_size_neither_overflow_nor_vanish():
+@st.composite
+def any_call(draw_from):
+    """A geometry and the arguments of `draw`."""
+    width = draw_from(st.integers(1, 20))
+    stride = draw_from(st.integers(1, width))
+    origin = -draw_from(st.integers(0, width - 1))
+    rule = draw_from(st.sampled_from(["window", "tail", "none"]))
+    kv_heads, head_dim = draw_from(st.sampled_from([1, 2, 3])), draw_from(st.sampled_from([1, 8, 20]))
+    heads = kv_heads * draw_from(st.integers(1, 3))
+    dtype, length = draw_from(st.sampled_from(list(TOLERANCE))), draw_from(st.integers(1, 270))
+    geometry = Geometry(
+        width, stride, origin, rule, max(stride - 1, width + origin - 1, 1) + draw_from(st.integers(0, 9))
+    )
+    return geometry, (length, heads, kv_heads, head_dim, draw_from(st.booleans()), dtype)
+
+
+@settings(max_examples=5, deadline=None, derandomize=True)
+@given(any_call())
+def test_equals_the_loop_whatever_the_call(call):
+    geometry, shape = call
+    assert_equals_the_loop("tpu", geometry, *draw(geometry, *shape))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_scores_of_any_size_neither_overflow_nor_vanish(form):
     (q, _, (k, v), _), _ = draw(Geometry(None), 23, 2, 1, 4, False)
-    tokens = 1e2 * k, v
     sink = jnp.asarray([1e6, -1e6])
-    for form in FORMS.values():
-        out = joint_attention(1e4 * q, None, tokens, ExactBranch(None), sink, **form)
-        expected, _ = attention(Geometry(None), 1e4 * q, None, tokens, sink)
-        np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
+    out = attend(form, (1e4 * q, None, (1e2 * k, v), sink), ExactBranch(None))
+    expected, _ = attention(Geometry(None), 1e4 * q, None, (1e2 * k, v), sink)
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_an_implementation_that_does_not_exist_is_refused():
+def visited(layout: tpu.Layout):
+    """Which blocks [of queries, of keys] the kernel visits, forward, for queries' gradients and for keys'."""
+    forward, queries, keys = tpu.mask_infos(layout)
+    for info, of_keys in ((forward, False), (queries, False), (keys, True)):
+        blocks = np.zeros((layout.queries // layout.rows, layout.keys // layout.columns), int)
+        _, row, column = np.nonzero(info.block_mask)
+        other = info.data_next[info.block_mask > 0]
+        np.add.at(blocks, (other, column) if of_keys else (row, other), 1)
+        assert blocks.max() == 1, "a block is visited twice"
+        yield blocks
+
+
+@pytest.mark.parametrize("case", ["8/4 half-empty", "16/8 tail", "5/3 none", "full"])
+def test_the_kernel_visits_the_blocks_that_hold_something_seen_and_no_other(case):
+    layout = tpu.Layout(branch_of(CASES[case][0]), 3_000)
+    seen = layout.seen(np.arange(3_000)[:, None], np.arange(layout.keys))
+    seen = np.pad(np.asarray(seen), [(0, layout.queries - 3_000), (0, 0)])
+    expected = seen.reshape(layout.queries // layout.rows, layout.rows, -1, layout.columns).any(axis=(1, 3))
+    assert 0 < expected.sum() < expected.size
+    for blocks in visited(layout):
+        np.testing.assert_array_equal(blocks, expected)
+
+
+def test_about_half_of_the_rectangle_is_visited_at_131072_tokens():
+    layout = tpu.Layout(ExactBranch(Windows(8, 8), "window", 16), 131_072)
+    for blocks in visited(layout):
+        rectangle, band = np.split(blocks, [layout.entries // layout.columns], axis=1)
+        assert 0.5 <= rectangle.mean() <= 0.55
+        assert band.sum(axis=1).max() <= 2
+
+
+def shapes_of(case: str):
+    geometry, *shape = CASES[case]
+    return branch_of(geometry), jax.eval_shape(lambda: draw(geometry, *shape))
+
+
+@pytest.mark.parametrize("case", ["8/4 half-empty", "12/12 tail", "5/3 none", "full"])
+def test_lowers_for_tpus_with_its_gradient(case):
+    exact, (inputs, cotangent) = shapes_of(case)
+
+    def gradients(inputs, cotangent):
+        with request("pallas", platform="tpu"):
+            return jax.vjp(lambda *inputs: joint_attention(*inputs[:3], exact, inputs[3]), *inputs)[1](cotangent)
+
+    text = jax.jit(gradients).trace(inputs, cotangent).lower(lowering_platforms=("tpu",)).as_text()
+    assert text.count("tpu_custom_call") == 3
+
+
+def test_what_cannot_be_served_says_why():
     (q, _, tokens, _), _ = draw(Geometry(None), 5, 2, 1, 4, False)
+    call = (q, None, tokens, ExactBranch(None))
     with pytest.raises(NotImplementedError, match="no implementation 'cuda'"):
-        joint_attention(q, None, tokens, ExactBranch(None), implementation="cuda")
+        joint_attention(*call, implementation="cuda")
+    with pytest.raises(NotImplementedError, match="CPUs run the reference"):
+        joint_attention(*call, implementation="pallas")
+    with request("pallas", platform="tpu"), pytest.raises(NotImplementedError, match="float16 queries"):
+        joint_attention(q.astype(jnp.float16), *call[1:])

@@ -1,0 +1,58 @@
+"""Attention of one new token a sequence over what the cache holds, in one softmax (SPEC §1)."""
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.decode import reference
+from pallas_kernels.dispatch import Form, Implementation, choose
+from phase_jax.axes import KeysAndValues
+from phase_jax.geometry import ExactBranch
+
+
+def decode_attention(
+    q: jax.Array,
+    far: KeysAndValues,
+    near: KeysAndValues | None,
+    exact: ExactBranch,
+    position: jax.Array,
+    sink: jax.Array | None = None,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """Attention of queries [B, N, H], one at `position` ([B], or one for all) of each sequence: [B, N, H].
+
+    `far` are the entries [B, J, K, H], of which a query sees those that have closed; in full attention the tokens from
+    position 0 on. `near` are the exact tokens from position − reach + 1 on [B, reach, K, H]; None in full attention.
+    There may be more of either than a query sees. A head's `sink` logit [N] takes part without a value. The Pallas
+    forms have no gradient.
+
+    `implementation` None picks the default of the platform; Pallas raises NotImplementedError where it cannot serve.
+    """
+    batch, heads, head_dim = q.shape
+    kv_heads = far[0].shape[2]
+    form = choose("decode", implementation, "full" if near is None else "entries", q.dtype, _unsupported(q.dtype))
+    position = jnp.broadcast_to(position, (batch,))
+    if not far[0].shape[1]:  # no room for an entry: one that nobody sees
+        far = tuple(jnp.pad(x, [(0, 0), (0, 1), (0, 0), (0, 0)]) for x in far)
+    # From here on counts stand for the geometry: how many of `far` are seen, and which of `near` is the first.
+    count = position + 1 if near is None else exact.windows.closed(position)
+    first = None if near is None else jnp.maximum(exact.first(position), 0) - (position - exact.reach + 1)
+    q = (q * head_dim**-0.5).reshape(batch, kv_heads, heads // kv_heads, head_dim)
+    sink = None if sink is None else sink.astype(jnp.float32).reshape(kv_heads, -1)
+    if form.name == "xla":
+        out = reference.decode_attention(q, far, near, count, first, sink)
+    else:
+        from pallas_kernels.decode import tpu
+
+        out = tpu.decode_attention(q, far, near, count, first, sink, form.interpret)
+    return out.reshape(batch, heads, head_dim)
+
+
+def _unsupported(dtype):
+    def why_not(form: Form) -> str | None:
+        if form.name == "gpu":
+            return "there is no form for GPUs"
+        if dtype not in (jnp.float32, jnp.bfloat16):
+            return f"{dtype} queries: it computes in float32 and bfloat16"
+        return None
+
+    return why_not
