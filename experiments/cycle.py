@@ -39,7 +39,7 @@ def cycle_run(folder: RunFolder, protocol: str, logical: int, deltas: Sequence[i
         correct["+0"] = _arrays(clean)["correct"]
     missing = [delta for delta in (0, *deltas) if f"{delta:+}" not in correct]
     if missing:
-        params, prompts = load_params(config, folder), run_prompts(config, **made_of)
+        prompts, params = run_prompts(config, **made_of), load_params(config, folder)
     for delta in missing:
         label = f"{config.id} {protocol} δ = {delta:+}"
         correct[f"{delta:+}"] = sweep(model, cycle_gates(params, delta), prompts, vocabulary, label)["correct"]
