@@ -11,10 +11,10 @@ from rich.table import Table
 from experiments.evaluate import SEED, run_prompts, store, stored, trained
 from experiments.options import parser
 from phase_jax.data.prompts import PROTOCOLS
-from phase_jax.run import RunFolder
+from phase_jax.run import RunFolder, write_json
 from phase_jax.statistics import wilson
 
-LOGICAL = 100  # samples, each on 24 residues: tens of thousands of windows
+LOGICAL = 48  # samples, each on 24 residues: thousands of windows
 
 
 def gates_run(folder: RunFolder, protocol: str, logical: int, seed: int = SEED) -> dict:
@@ -24,7 +24,7 @@ def gates_run(folder: RunFolder, protocol: str, logical: int, seed: int = SEED) 
     """
     config = trained(folder)
 
-    from phase_jax.interventions.gates import check_gates, gates_report, measure_gates
+    from phase_jax.interventions.gates import aligned, check_gates, gates_report, measure_gates
     from phase_jax.model import Transformer
     from phase_jax.progress import progress_bar
     from phase_jax.training.loop import load_params, saved_steps
@@ -44,13 +44,27 @@ def gates_run(folder: RunFolder, protocol: str, logical: int, seed: int = SEED) 
             ]
         report = {"model": config.id, **made_of, "steps": steps, **gates_report(config.model, measured)}
         store(target, report, {})
+    knockout = stored(folder.intervention(f"knockout-{protocol}"), {})
+    if knockout:
+        report = aligned(report, knockout)
+        write_json(target.with_suffix(".json"), report)
     return report
 
 
 def gates_table(reports: Sequence[dict]) -> Table:
     """Every head's gates, a line a head."""
     result = Table("model", "layer", "head", box=box.SIMPLE_HEAD, title="gates: effective offsets, and where they peak")
-    for heading in ("K static", "K per window", "V static", "V per window", "K peak", "V peak", "V − K", "K profile"):
+    for heading in (
+        "K static",
+        "K per window",
+        "V static",
+        "V per window",
+        "K peak",
+        "V peak",
+        "V − K",
+        "alignment (p)",
+        "K profile",
+    ):
         result.add_column(heading, justify="right")
     for report in reports:
         for head in report["heads"]:
@@ -59,6 +73,9 @@ def gates_table(reports: Sequence[dict]) -> Table:
             cells += ["–", "–"] if value is None else [f"{x:.2f}" for x in (value["static"], value["per_window"])]
             peaks = [key["peak"], None if value is None else value["peak"], head["peak_difference"]]
             cells += ["–" if peak is None else str(peak) for peak in peaks]
+            found = head["alignment"]
+            known = found is not None and found["correlation"] is not None
+            cells.append(f"{found['correlation']:.2f} ({found['p_value']:.3f})" if known else "–")
             profile = " ".join(f"{x:.1f}" for x in key["profile"])
             result.add_row(report["model"], str(head["layer"]), str(head["head"]), *cells, profile)
     return result
@@ -83,7 +100,8 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser(
         "gates",
         "Measure the gates of trained models over the windows that hold records: which offsets they favour, how"
-        " concentrated they are always (static) and in each window, and over training.",
+        " concentrated they are always (static) and in each window, and over training. After phase-jax knockout also"
+        " whether a head's losses lie where its key gate is open.",
         "phase-jax gates --workdir runs/w8s8",
     )
     arguments.add_argument("--workdir", type=Path, nargs="+", required=True, help="folders of runs")

@@ -14,7 +14,7 @@ from phase_jax.data.prompts import RECORD_LENGTH, PhasePrompts
 from phase_jax.errors import UserError
 from phase_jax.geometry import Windows
 from phase_jax.model import ModelConfig, Transformer
-from phase_jax.statistics import effective_offsets, gate_profile
+from phase_jax.statistics import alignment, effective_offsets, gate_profile
 from phase_jax.statistics.gates import CONCENTRATED
 
 BATCH = 8  # logical samples a call
@@ -101,7 +101,8 @@ def gates_report(config: ModelConfig, measured: list[dict]) -> dict:
 
     `heads` has one item a KV head: `layer`, `head`; for `key` and `value` (None where tied) the statistics of
     `measure_gates`; `peak_difference`, offsets from the key's peak to the value's; `concentrated`, whether the key gate
-    covers fewer than CONCENTRATED · W offsets. `path` has the key gates' `static` and `per_window` [steps][L][K].
+    covers fewer than CONCENTRATED · W offsets; `alignment`, which `aligned` fills in. `path` has the key gates'
+    `static` and `per_window` [steps][L][K].
     """
     last = measured[-1]
 
@@ -121,6 +122,7 @@ def gates_report(config: ModelConfig, measured: list[dict]) -> dict:
                 "value": value,
                 "peak_difference": None if value is None else value["peak"] - key["peak"],
                 "concentrated": key["static"] < CONCENTRATED * config.window,
+                "alignment": None,
             }
         )
     return {
@@ -131,3 +133,22 @@ def gates_report(config: ModelConfig, measured: list[dict]) -> dict:
         "heads": heads,
         "path": {name: [point["key"][name].tolist() for point in measured] for name in ("static", "per_window")},
     }
+
+
+def aligned(report: dict, knockout: dict) -> dict:
+    """A report of gates with every head's `alignment`: the points that its knockout loses at each phase, and their rank
+    correlation with the key gate's profile.
+
+    The correlation leaves the boundary phase out where W = S: no entry holds a key there and what follows it.
+    """
+    losses = {entry["name"]: entry["loss_by_phase"] for entry in knockout["knockouts"] if entry["kind"] == "head"}
+    within = slice(0, -1 if report["width"] == report["stride"] else None)
+
+    def with_alignment(head: dict) -> dict:
+        loss = losses.get(f"{head['layer']}.{head['head']}")
+        if loss is None:
+            return head
+        found = alignment(head["key"]["profile"][within], loss[within])
+        return {**head, "alignment": {"loss_by_phase": loss, **found}}
+
+    return {**report, "heads": [with_alignment(head) for head in report["heads"]]}

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from phase_jax.reports import figures, wording
+from phase_jax.errors import UserError
+from phase_jax.reports import figures, gates, wording
 from phase_jax.reports.curves import Band, Curves, folded, unfolded
 from phase_jax.reports.results import Result, Run
 from phase_jax.statistics import holm
@@ -61,7 +62,10 @@ def build(runs: Sequence[Run], *, commands: Sequence[str], versions: Mapping[str
     anchors = _anchors(runs)
     sections = [_section(run, anchors[run.name], _nll_limit(pairs)) for run in runs]
     comparison = _comparison(runs) if len(runs) > 1 else []
-    pictures = [*comparison, *(picture for section in sections for picture in section["pictures"])]
+    pictures = [
+        *comparison,
+        *(picture for section in sections for picture in (*section["pictures"], *section["causes"])),
+    ]
     protocols = list(dict.fromkeys(result.protocol for _, result in pairs))
     context = {
         "title": f"Phase report: {runs[0].name}" if len(runs) == 1 else f"Phase report: {len(runs)} models",
@@ -153,7 +157,33 @@ def _section(run: Run, anchor: str, nll_limit: float | None) -> dict:
             curves = curves_of(result)
             if curves is not None:
                 pictures.append(_curve_picture(run, anchor, result, view, curves, nll_limit))
-    return {**_findings(run, anchor), "pictures": pictures, "folds": report["S"] is not None, "facts": _facts(run)}
+    return {
+        **_findings(run, anchor),
+        "pictures": pictures,
+        "causes": _causes(run, anchor),
+        "folds": report["S"] is not None,
+        "facts": _facts(run),
+    }
+
+
+def _causes(run: Run, anchor: str) -> list[Picture]:
+    """What interventions on one model found. Raises UserError for what they did not store."""
+    try:
+        return [
+            Picture(
+                slug(anchor, drawing.name),
+                drawing.caption,
+                drawing.description,
+                figures.render(drawing.figure),
+                Table(drawing.headings, drawing.rows),
+            )
+            for drawing in gates.drawings(run.interventions)
+        ]
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{run.source / 'interventions'}: a file there is not as phase-jax gates and cycle store it"
+            f" ({type(error).__name__}: {error}); remove it and measure again"
+        ) from None
 
 
 def _curve_picture(

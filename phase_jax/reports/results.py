@@ -49,6 +49,7 @@ class Run:
     results: tuple[Result, ...]
     config: dict | None = None
     training: dict | None = None
+    interventions: Mapping[str, dict] = dataclasses.field(default_factory=dict)  # what causal tools found, by name
 
     @property
     def model(self) -> str:
@@ -89,7 +90,8 @@ def _read_folder(path: Path) -> list[Run]:
         raise UserError(f"{path} is not measured yet; run phase-jax evaluate --workdir {path}")
     results = [_with_scores(_checked(_read_json(file), str(file)), file.with_suffix(".npz")) for file in files]
     training = _read_json(folder.training) if folder.training.exists() else None
-    return [Run("", path, _ordered(results), _read_json(folder.config), training)]
+    interventions = {file.stem: _read_json(file) for file in sorted(path.glob("interventions/*.json"))}
+    return [Run("", path, _ordered(results), _read_json(folder.config), training, interventions)]
 
 
 def _read_file(path: Path) -> list[Run]:
