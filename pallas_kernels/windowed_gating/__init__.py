@@ -1,16 +1,14 @@
 """Windowed gating: softmax over the offsets of every window, weighted sum of the payloads (SPEC §2)."""
 
-from typing import Literal
+import jax.numpy as jnp
 
+from pallas_kernels.dispatch import Form, Implementation, choose
 from pallas_kernels.windowed_gating import reference
 from pallas_kernels.windowed_gating.reference import weighted_sum, windowed_gates
 from phase_jax.axes import Entries, GateBias, GateLogits, Payload
 from phase_jax.geometry import Windows
 
-Implementation = Literal["xla"]
-
 __all__ = ["weighted_sum", "windowed_gates", "windowed_gating"]
-
 
 def windowed_gating(
     payload: Payload,
@@ -21,8 +19,43 @@ def windowed_gating(
 ) -> Entries:
     """Entries [B, J, K, H] of payload streams [B, T, M, K, H] under gate logits [B, T, M, K, g]; see reference.py.
 
-    `implementation` None picks the default of the platform. Raises NotImplementedError for one that does not exist.
+    `implementation` None takes the default of platform, kind of call and dtype (pallas_kernels/dispatch.py).
+    Raises NotImplementedError, with the reason, where the one asked for cannot serve the call.
     """
-    if implementation not in (None, "xla"):
-        raise NotImplementedError(f"windowed_gating has no implementation '{implementation}'; choose xla")
-    return reference.windowed_gating(payload, logits, bias, windows)
+    form = choose(
+        "windowed_gating", implementation, kind(logits, windows), payload.dtype, unsupported(payload, logits, windows)
+    )
+    if form.name == "xla" or not windows.count(payload.shape[1]):
+        return reference.windowed_gating(payload, logits, bias, windows)
+    from pallas_kernels.windowed_gating import vjp  # importing Pallas takes a second, and CPUs never need it
+
+    return vjp.windowed_gating(form, payload, logits, bias, windows)
+
+
+def kind(logits: GateLogits, windows: Windows) -> str:
+    """Row of the table of defaults: gates for every channel or one a head, windows that share tokens or not."""
+    gates = "scalar" if logits.shape[-1] == 1 else "vector"
+    return f"{gates}, {'overlapping' if windows.width > windows.stride else 'disjoint'}"
+
+
+def unsupported(payload: Payload, logits: GateLogits, windows: Windows):
+    """For `choose`: why the Pallas form of a platform cannot serve this call, or None."""
+
+    def reason(form: Form) -> str | None:
+        scalar = logits.shape[-1] == 1
+        _, _, streams, kv_heads, head_dim = payload.shape
+        if payload.dtype not in (jnp.bfloat16, jnp.float32):
+            return f"payloads are {payload.dtype}: bfloat16 or float32 is needed"
+        if streams not in (1, windows.streams):
+            return f"{streams} payload streams: 1 or ⌈W/S⌉ = {windows.streams} are needed"
+        if not scalar and (logits.shape != payload.shape or logits.dtype != payload.dtype):
+            return f"vector gates {logits.shape} {logits.dtype} differ from payloads {payload.shape} {payload.dtype}"
+        if form.interpret:
+            return None
+        whole = streams == 1 and (not scalar or kv_heads == 1)
+        width = head_dim if scalar else kv_heads * head_dim
+        if width % 128 and not whole:
+            return f"{'heads' if scalar else 'KV heads'} of {width} channels together: a multiple of 128 is needed"
+        return None
+
+    return reason

@@ -1,0 +1,1 @@
+"""Windowed gating on Hopper GPUs (Mosaic GPU)."""
