@@ -10,6 +10,7 @@ from phase_jax.geometry import Windows
 
 __all__ = ["weighted_sum", "windowed_gates", "windowed_gating"]
 
+
 def windowed_gating(
     payload: Payload,
     logits: GateLogits,
