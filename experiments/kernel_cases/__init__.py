@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-KERNELS: tuple[str, ...] = ()
+KERNELS = ("windowed_gating",)
 
 
 @dataclass(frozen=True)
