@@ -138,10 +138,10 @@ def store(target: Path, report: dict, scores: dict) -> None:
 
 def distance_table(report: dict) -> Table:
     """Accuracy and the attention that the target gets, in percent, by bands of distances and by phase."""
-    phases = range(report["stride"]) if report["stride"] else ()
+    phases = range(report["S"] or 0)
     result = Table("distance", title=f"{report['model']}: how far behind the query the target is", box=box.SIMPLE_HEAD)
     layers = range(len(report["mass"]["exact"]))
-    on_target = [f"layer {n} {part}" for n in layers for part in ("entries", "exact")]
+    on_target = [f"{part} {n}" for n in layers for part in ("entries", "exact")]
     for heading in ("accuracy", *(f"phase {p}" for p in phases), *on_target):
         result.add_column(heading, justify="right")
     for band in report["bands"]:
@@ -185,8 +185,12 @@ def main(argv: Sequence[str]) -> int:
     if options.distance:
         with profiled(options.profile):
             report, reused = evaluate_distance(folder, options.logical, options.seed)
+        from phase_jax.reports.figures import distance_figure, save
+
         Console(width=None if sys.stdout.isatty() else 140).print(distance_table(report))
-        print(folder.evaluation("distance").with_suffix(".json"), "(measured before)" if reused else "")
+        print("entries and exact: percent of the last position's attention on the target, by layer")
+        images = save(distance_figure(report), folder.evaluation("distance"))
+        print(folder.evaluation("distance").with_suffix(".json"), *images, "(measured before)" if reused else "")
         return 0
     with profiled(options.profile):
         report, reused = evaluate_run(folder, options.protocol, options.logical, options.seed)

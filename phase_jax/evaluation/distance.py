@@ -150,8 +150,9 @@ def distance_report(scores: dict, config: ModelConfig) -> dict:
 
     return {
         "n_logical": len(correct),
-        "width": config.window,
-        "stride": config.stride,
+        "W": config.window,
+        "S": config.stride,
+        "kv_heads": config.kv_heads,
         "exact": config.exact if config.windows else None,
         "exact_reach": config.exact_branch.reach,
         "query_position": int(distance[0] + scores["target_position"][0]),

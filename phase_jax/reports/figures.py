@@ -253,6 +253,45 @@ def overview_figure(
     return figure
 
 
+def distance_figure(report: Mapping) -> Figure:
+    """Accuracy against the target's distance from the query, the exact branch shaded, and below it where the attention
+    of the last position goes, layer by layer (see phase_jax.evaluation.distance.distance_report)."""
+    distance, reach, stride = np.array(report["distance"]), report["exact_reach"], report["S"]
+    maps = {"exact_of_target": "on the target’s exact tokens"}
+    if stride:
+        maps = {"entries": "on entries", "entries_of_target": "on the target’s entries", **maps}
+    layers = len(report["mass"]["exact"])
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(PANEL_WIDTH, 2.2 + (0.5 + 0.1 * layers) * len(maps)), layout="constrained")
+        top, *rest = figure.subplots(
+            1 + len(maps), 1, sharex=True, height_ratios=[2.2, *[0.3 + 0.1 * layers] * len(maps)]
+        )
+        band = Band(*(np.array(report[name]) for name in ("accuracy", "accuracy_low", "accuracy_high")))
+        if stride:
+            top.axvspan(distance[0] - 0.5, reach - 0.5, color=COLORS["shade"], linewidth=0, zorder=0)
+            top.text(distance[0], 1.03, "exact branch", ha="left", va="bottom", fontsize=8, color=COLORS["quiet"])
+            for d in distance[np.array(report["phase"]) == 0]:
+                top.axvline(d + 0.5, color=COLORS["rule"], linewidth=0.7, zorder=0)
+        draw_band(top, distance, band, PROTOCOL_STYLE["prefix"])
+        as_accuracy(top, 0)
+        top.set_ylabel("accuracy")
+        top.set_title(architecture(report), pad=16)
+        for axes, (part, label) in zip(rest, maps.items(), strict=True):
+            edges = np.append(distance - 0.5, distance[-1] + 0.5)
+            mesh = axes.pcolormesh(
+                edges, np.arange(layers + 1) - 0.5, report["mass"][part], vmin=0, vmax=1, cmap="Blues", rasterized=True
+            )
+            axes.set_title(f"attention {label}", fontsize=8.5, fontweight="normal", pad=3)
+            axes.set_ylabel("layer")
+            axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+            axes.invert_yaxis()
+        figure.colorbar(mesh, ax=rest, format=PercentFormatter(1.0), ticks=[0, 0.5, 1], aspect=8)
+        rest[-1].set_xlabel("distance from the query to the target’s key (tokens)")
+        top.set_xlim(distance[0] - 0.5, distance[-1] + 0.5)
+        top.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    return figure
+
+
 def render(figure: Figure) -> dict[str, bytes]:
     """The figure as {".png": …, ".svg": …}; the same figure gives the same bytes."""
     images = {}

@@ -11,6 +11,7 @@ from phase_jax.errors import UserError
 from phase_jax.evaluation.distance import PARTS, distance_prompts, distance_report, measure, target_parts
 from phase_jax.geometry import Windows
 from phase_jax.model import Transformer
+from phase_jax.reports.figures import distance_figure
 from tests.model.tiny import draw_params, tiny_config
 
 VOCABULARY = Vocabulary(8)
@@ -70,6 +71,11 @@ def test_measurements_equal_one_forward_pass_for_each_prompt(variant):
     report = json.loads(json.dumps(distance_report(scores, config), allow_nan=False))
     assert report["query_position"] == 23
     assert np.shape(report["mass"]["entries"]) == (2, len(prompts.distance))
+    curve, *maps = distance_figure(report).axes
+    np.testing.assert_array_equal(curve.lines[-1].get_xydata().T, [report["distance"], report["accuracy"]])
+    drawn = [axes.collections[0].get_array() for axes in maps if axes.get_title(loc="left")]
+    wanted = ["entries", "entries_of_target", "exact_of_target"] if config.windows else ["exact_of_target"]
+    np.testing.assert_array_equal(drawn, [report["mass"][part] for part in wanted])
     first = report["bands"][0]
     assert first["distances"] == [3, 6 if config.windows else 10]
     if config.windows:
