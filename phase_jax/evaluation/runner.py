@@ -75,8 +75,9 @@ def score_samples(
     made_of: bytes,
     label: str,
     journal: Path | None = None,
+    unit: str = "logical samples",
 ) -> dict[str, np.ndarray]:
-    """Scores of all `total` samples, in their order: {name: [total, …]}. Shows progress under `label`.
+    """Scores of all `total` samples, in their order: {name: [total, …]}. Shows progress under `label`, in `unit`s.
 
     `score(*arrays [B, …])` gives a dict of arrays [B, …], for up to `batch` samples a device. Each batch's scores are
     appended to the file `journal` under hashes of its samples and of `made_of` (see `fingerprint`); a sample that is
@@ -89,7 +90,7 @@ def score_samples(
     order: list[bytes] = []
     failed: dict[str, Exception] = {}
     with open_journal(journal) as kept, deferred_interrupt() as interrupted, progress_bar() as bar:
-        task = bar.add_task(label, total=total, note="logical samples")
+        task = bar.add_task(label, total=total, note=unit)
         known = set(kept.scores)
 
         def unknown() -> Iterator[tuple[int, bytes, Sample]]:
@@ -108,7 +109,7 @@ def score_samples(
             try:
                 scores = _finite(jax.device_get(score(*_stack(chunk, size))))
             except Exception as error:
-                name = f"logical samples {numbers[0]} to {numbers[-1]}"
+                name = f"{unit} {numbers[0]} to {numbers[-1]}"
                 failed[name] = error
                 bar.console.print(f"{label}: {name} failed: {_line(error)}", markup=False)
             else:
@@ -125,7 +126,7 @@ def score_samples(
             named = [f"{name} ({_line(error)})" for name, error in failed.items()]
             more = [f"{len(named) - 3} more batches"] if len(named) > 3 else []
             raise UserError(
-                f"{label}: {missing} of {total} logical samples are missing, so there is no result:"
+                f"{label}: {missing} of {total} {unit} are missing, so there is no result:"
                 f" {'; '.join(named[:3] + more)}; the same command tries them again"
             )
         rows = [kept.scores[key] for key in order]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import fft, signal
 
-_SHORTEST = 16  # tokens; with fewer, even a perfect period of 4 is not much rarer than chance
+SHORTEST = 16  # tokens; with fewer, even a perfect period of 4 is not much rarer than chance
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ def sweep_period(values, *, alpha: float = 0.05, permutations: int = 2000, seed:
     sweep best for their number (BIC). Raises ValueError for fewer than 16 or non-finite values.
     """
     values = np.asarray(values, np.float64)
-    if values.ndim != 1 or values.size < _SHORTEST:
-        raise ValueError(f"a sweep needs a list of at least {_SHORTEST} values, got shape {values.shape}")
+    if values.ndim != 1 or values.size < SHORTEST:
+        raise ValueError(f"a sweep needs a list of at least {SHORTEST} values, got shape {values.shape}")
     if not np.isfinite(values).all():
         raise ValueError("a sweep must be finite; clip probabilities of 0 and 1 before taking log-odds")
     residual = signal.detrend(values)

@@ -70,7 +70,7 @@ def test_a_damaged_byte_ends_the_file_before_its_record(path):
         assert content(path) == expected(RECORDS[:1]), place
 
 
-@pytest.mark.parametrize("tail", [bytes(8), bytes(4096), b"\xff" * 100, b"no journal at all"])
+@pytest.mark.parametrize("tail", [bytes(8), bytes(4096), b"\xff" * 100, b"no journal at all"], ids=range(4))
 def test_a_tail_of_anything_else_is_dropped(path, tail):
     write(path)
     with open(path, "ab") as file:
