@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
         "--tokenizer", metavar="NAME", help="bytes, qwen, deepseek or a tokenizer.json (default: the run's)"
     )
     arguments.add_argument(
-        "--bos", choices=("none", "bos", "end-of-text"), default="none", help="the token at position 0 (default none)"
+        "--bos", choices=("none", "own", "end-of-text"), default="none", help="the token at position 0 (default none)"
     )
     arguments.add_argument("--out", type=Path, metavar="PATH", help="results, no ending (default WORKDIR/flip/NAME)")
     options = arguments.parse_args(argv)

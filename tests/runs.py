@@ -32,7 +32,7 @@ def tiny_run(variant="kvc_w4s4_1kv", *, data=None, train=None, model=None) -> Ru
     return RunConfig(
         id=variant,
         seed=7,
-        model=tiny_config(variant, layers=1, vocabulary=task.vocabulary.size, **(model or {})),
+        model=tiny_config(variant, **{"layers": 1, "vocabulary": task.vocabulary.size, **(model or {})}),
         data=dataclasses.replace(task, **(data or {})),
         train=dataclasses.replace(training, **(train or {})),
     )
