@@ -11,6 +11,7 @@ from phase_jax.suggest import unknown
 
 VERBS = {
     "reproduce": "train and measure the lab's models: table, figure, summary",
+    "corpus": "tokenise texts for training",
     "train": "train one model, or continue its run",
     "evaluate": "sweep all phases of a trained model",
     "gates": "measure where a trained model's gates look",
@@ -25,7 +26,7 @@ VERBS = {
 }
 
 # These compute nothing that an accelerator would help with, and must not wait for one.
-ON_CPU = {"configs", "prompts", "report", "check", "calibrate"}
+ON_CPU = {"configs", "corpus", "prompts", "report", "check", "calibrate"}
 
 
 def usage() -> str:

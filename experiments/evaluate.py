@@ -13,6 +13,7 @@ from rich.table import Table
 
 from experiments.options import parser
 from phase_jax.data.prompts import PROTOCOLS, PhasePrompts, phase_prompts
+from phase_jax.data.recall import RecallConfig
 from phase_jax.errors import UserError
 from phase_jax.run import RunConfig, RunFolder, read_json, write_json
 
@@ -70,7 +71,7 @@ def evaluate_distance(folder: RunFolder, logical: int, seed: int = SEED) -> tupl
         from phase_jax.model import Transformer
         from phase_jax.training.loop import load_params
 
-        data = config.data
+        data = recall_task(config)
         prompts = distance_prompts(data.vocabulary, logical, length=data.length, records=data.records, seed=seed)
         model, params = Transformer(config.model), load_params(config, folder)
         scores = measure(model, params, prompts, f"{config.id} distance", journal)
@@ -80,8 +81,8 @@ def evaluate_distance(folder: RunFolder, logical: int, seed: int = SEED) -> tupl
 
 
 def run_prompts(config: RunConfig, protocol: str, n_logical: int, prompt_seed: int) -> PhasePrompts:
-    """The phase prompts of a run's task. Raises UserError for an impossible size."""
-    data = config.data
+    """The phase prompts of a run's task. Raises UserError for an impossible size, or a run of another task."""
+    data = recall_task(config)
     return phase_prompts(
         data.vocabulary,
         protocol,
@@ -91,6 +92,13 @@ def run_prompts(config: RunConfig, protocol: str, n_logical: int, prompt_seed: i
         demonstrations=data.demonstrations,
         seed=prompt_seed,
     )
+
+
+def recall_task(config: RunConfig) -> RecallConfig:
+    """What a run was trained to recall. Raises UserError where it was trained on text."""
+    if not isinstance(config.data, RecallConfig):
+        raise UserError(f"this run of {config.id} was trained on text ({config.data.corpus}), not to recall names")
+    return config.data
 
 
 def trained(folder: RunFolder) -> RunConfig:

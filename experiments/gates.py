@@ -30,7 +30,7 @@ def gates_run(folder: RunFolder, protocol: str, logical: int, seed: int = SEED) 
     from phase_jax.training.loop import load_params, saved_steps
 
     check_gates(config.model, config.id)
-    steps = saved_steps(config, folder)
+    steps = saved_steps(folder)
     made_of = {"protocol": protocol, "n_logical": logical, "prompt_seed": seed}
     target = folder.intervention(f"gates-{protocol}")
     report = stored(target, {**made_of, "steps": steps})

@@ -13,9 +13,11 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from phase_jax.data.corpus import TextConfig
 from phase_jax.data.recall import RecallConfig
 from phase_jax.errors import UserError
 from phase_jax.model.config import ModelConfig
@@ -34,11 +36,17 @@ class TrainConfig:
     checkpoint_every: int = 250
     keep_checkpoints: int = 3
     validation_batches: int = 32
+    validate_every: int | None = None  # steps between validations; None: at the end alone
+    loss_spike: float = 3.0  # nats above the median of the losses before it at which a run stops
 
     def __post_init__(self):
         for field in ("steps", "batch", "log_every", "checkpoint_every", "keep_checkpoints", "validation_batches"):
             if getattr(self, field) < 1:
                 raise UserError(f"train.{field} is {getattr(self, field)}: it must be at least 1")
+        if self.validate_every is not None and self.validate_every < 1:
+            raise UserError(f"train.validate_every is {self.validate_every}: it must be at least 1, or null")
+        if not self.loss_spike > 0:
+            raise UserError(f"train.loss_spike is {self.loss_spike}: it must be more than 0 nats")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,22 +56,21 @@ class RunConfig:
     id: str
     seed: int
     model: ModelConfig
-    data: RecallConfig
+    data: RecallConfig | TextConfig
     train: TrainConfig
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "RunConfig":
         """Freezes nested dicts (a ConfigDict's, or config.json's). Raises UserError for what cannot be."""
         data, train = dict(values["data"]), dict(values["train"])
-        data["curriculum"] = tuple(map(tuple, data["curriculum"]))
         train["optimizer"] = OptimizerConfig(**train["optimizer"])
         try:
             config = cls(
-                values["id"], values["seed"], ModelConfig(**values["model"]), RecallConfig(**data), TrainConfig(**train)
+                values["id"], values["seed"], ModelConfig(**values["model"]), _task(data), TrainConfig(**train)
             )
         except ValueError as error:
             raise UserError(str(error)) from error
-        if config.model.vocabulary < config.data.vocabulary.size:
+        if isinstance(config.data, RecallConfig) and config.model.vocabulary < config.data.vocabulary.size:
             raise UserError(
                 f"model.vocabulary {config.model.vocabulary} is smaller than the task's {config.data.vocabulary.size}"
             )
@@ -71,6 +78,13 @@ class RunConfig:
 
     def to_dict(self) -> dict:
         return dataclasses.asdict(self)
+
+
+def _task(data: dict) -> RecallConfig | TextConfig:
+    """Of a run's `data`: text where it names a corpus, else the recall task."""
+    if "corpus" in data:
+        return TextConfig(**data)
+    return RecallConfig(**{**data, "curriculum": tuple(map(tuple, data["curriculum"]))})
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -121,10 +135,8 @@ class RunFolder:
 
     def claim(self, config: RunConfig) -> None:
         """Makes the folder this configuration's. Raises UserError where it is another's."""
-        wanted = json.loads(json.dumps(config.to_dict()))
         if self.config.exists():
-            differs = _differences(read_json(self.config), wanted)
-            if differs:
+            if differs := config_differences(read_json(self.config), config):
                 raise UserError(
                     f"{self.path} holds a run of another configuration ({'; '.join(differs[:3])}):"
                     " choose another --workdir or remove that one"
@@ -132,7 +144,7 @@ class RunFolder:
         elif self.path.exists() and any(self.path.iterdir()):
             raise UserError(f"{self.path} is not empty and holds no run: choose another --workdir")
         else:
-            write_json(self.config, wanted)
+            write_json(self.config, config.to_dict())
 
     def read_config(self) -> RunConfig:
         """The configuration of the run. Raises UserError where there is no run."""
@@ -147,6 +159,13 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise UserError(f"{path} is not JSON ({error}): remove it and run the command again") from error
+
+
+def config_differences(found: dict, wanted: RunConfig) -> list[str]:
+    """`path: found, not wanted` of every field in which a stored configuration differs; none it lacks has a default."""
+    with suppress(UserError, KeyError, TypeError):  # what is no configuration of ours is compared as it is
+        found = RunConfig.from_dict(found).to_dict()
+    return _differences(json.loads(json.dumps(found)), json.loads(json.dumps(wanted.to_dict())))
 
 
 def _differences(found: dict, wanted: dict, prefix: str = "") -> list[str]:

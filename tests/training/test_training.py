@@ -20,7 +20,7 @@ from phase_jax.data.recall import batch_for_step
 from phase_jax.errors import UserError
 from phase_jax.model import Transformer
 from phase_jax.run import RunConfig, RunFolder
-from phase_jax.training import loop
+from phase_jax.training import feed, loop
 from phase_jax.training.optimizer import OptimizerConfig, make_optimizer
 from phase_jax.training.step import init_state, make_train_step, recall_loss
 from tests.runs import STEPS, tiny_run
@@ -145,7 +145,7 @@ def test_one_compilation_for_each_shape_of_the_curriculum(whole):
 def test_a_run_that_broke_off_goes_on_as_if_nothing_had_happened(whole, tmp_path, monkeypatch):
     folder, steps = RunFolder(tmp_path / "run"), []
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "batch_for_step", at_step(10, stop))
+        patch.setattr(feed, "batch_for_step", at_step(10, stop))
         with pytest.raises(Stopped):
             loop.train(tiny_run(), folder)
     assert [row["step"] for row in rows(folder)][-1] >= 9, "metrics reach beyond the last checkpoint"
@@ -160,7 +160,7 @@ def test_a_run_that_broke_off_goes_on_as_if_nothing_had_happened(whole, tmp_path
 def test_a_run_that_broke_off_before_its_first_checkpoint_starts_again(whole, tmp_path, monkeypatch):
     folder = RunFolder(tmp_path / "run")
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "batch_for_step", at_step(2, stop))
+        patch.setattr(feed, "batch_for_step", at_step(2, stop))
         with pytest.raises(Stopped):
             loop.train(tiny_run(), folder)
     loop.train(tiny_run(), folder)
@@ -178,9 +178,9 @@ def get_config(variant):
 KILLED_AT_STEP_10 = """
 import os, signal, sys
 from experiments import cli
-from phase_jax.training import loop
+from phase_jax.training import feed, loop
 from tests.training.test_training import at_step
-loop.batch_for_step = at_step(10, lambda: os.kill(os.getpid(), signal.SIGKILL))
+feed.batch_for_step = at_step(10, lambda: os.kill(os.getpid(), signal.SIGKILL))
 sys.exit(cli.main(sys.argv[1:]))
 """
 
@@ -213,11 +213,11 @@ def test_ctrl_c_saves_says_so_and_exits_130(whole, command, monkeypatch, capfd):
     arguments, folder = command
     before = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "batch_for_step", at_step(5, lambda: signal.raise_signal(signal.SIGINT)))
+        patch.setattr(feed, "batch_for_step", at_step(5, lambda: signal.raise_signal(signal.SIGINT)))
         assert cli.main(arguments) == 130
     assert signal.getsignal(signal.SIGINT) is before
     assert (folder.checkpoints / "6").exists() and not folder.training.exists()
-    monkeypatch.setattr(loop, "batch_for_step", batch_for_step)
+    monkeypatch.setattr(feed, "batch_for_step", batch_for_step)
     assert cli.main(arguments) == 0
     assert json.loads(folder.training.read_text())["resumed_from"] == 6
     assert_same_run(tiny_run(), folder, whole[0])
