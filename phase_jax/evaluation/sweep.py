@@ -15,29 +15,33 @@ from phase_jax.model import Transformer
 BATCH = 8  # logical samples a call on each device: 8 × 24 prompts
 
 
-@partial(jax.jit, static_argnames=("model", "vocabulary"))
-def score(model: Transformer, vocabulary: Vocabulary, params: dict, tokens: jax.Array, answer: jax.Array) -> dict:
-    """Scores tokens [B, R, T] against answers [B]: a dict of [B, R] arrays. B is a multiple of the devices.
+def scores_of(logits: jax.Array, answer: jax.Array, vocabulary: Vocabulary) -> dict:
+    """Scores of last-position logits [..., V] against answers that broadcast to [...]: a dict of arrays [...].
 
     `correct`: the answer has the highest logit of the whole vocabulary; `correct_of_names`: of the names;
     `gold_probability` and `nll` (nats) of the answer.
     """
+    gold = jnp.take_along_axis(logits, answer[..., None], axis=-1)[..., 0]
+    nll = jax.nn.logsumexp(logits, axis=-1) - gold
+    names = logits[..., vocabulary.first_name : vocabulary.first_name + vocabulary.words]
+    return {
+        "correct": logits.argmax(axis=-1) == answer,
+        "correct_of_names": names.argmax(axis=-1) + vocabulary.first_name == answer,
+        "gold_probability": jnp.exp(-nll),
+        "nll": nll,
+    }
+
+
+@partial(jax.jit, static_argnames=("model", "vocabulary"))
+def score(model: Transformer, vocabulary: Vocabulary, params: dict, tokens: jax.Array, answer: jax.Array) -> dict:
+    """Scores tokens [B, R, T] against answers [B]: `scores_of` them, [B, R] each. B is a multiple of the devices."""
 
     def one_replica(params, tokens):
         return model.apply({"params": params}, tokens, last_only=True)
 
     def on_one_device(params, tokens, answer):
         logits = jax.vmap(one_replica, in_axes=(None, 1), out_axes=1)(params, tokens)
-        answer = answer[:, None]
-        gold = jnp.take_along_axis(logits, answer[..., None], axis=-1)[..., 0]
-        nll = jax.nn.logsumexp(logits, axis=-1) - gold
-        names = logits[..., vocabulary.first_name : vocabulary.first_name + vocabulary.words]
-        return {
-            "correct": logits.argmax(axis=-1) == answer,
-            "correct_of_names": names.argmax(axis=-1) + vocabulary.first_name == answer,
-            "gold_probability": jnp.exp(-nll),
-            "nll": nll,
-        }
+        return scores_of(logits, answer[:, None], vocabulary)
 
     return over_devices(on_one_device)(params, tokens, answer)
 

@@ -9,6 +9,7 @@ from phase_jax.statistics.bootstrap import (
     mean_interval,
     sigma_interval,
 )
+from phase_jax.statistics.change import change_report, loss_dependence, relative_change, relative_dependence
 from phase_jax.statistics.comparison import Comparison, compare
 from phase_jax.statistics.curves import summarise
 from phase_jax.statistics.cycling import cycling_report
@@ -31,6 +32,7 @@ __all__ = [
     "alignment",
     "as_correct",
     "bootstrap_curves",
+    "change_report",
     "clopper_pearson",
     "cochran_q",
     "compare",
@@ -45,10 +47,13 @@ __all__ = [
     "gap_percentile_interval",
     "gate_profile",
     "holm",
+    "loss_dependence",
     "mean_interval",
     "one_phase_off",
     "permutation_test",
     "phase_report",
+    "relative_change",
+    "relative_dependence",
     "row_correlation",
     "samples_needed",
     "sigma_interval",
