@@ -14,6 +14,7 @@ VERBS = {
     "corpus": "tokenise texts for training",
     "train": "train one model, or continue its run",
     "evaluate": "sweep all phases of a trained model",
+    "knockout": "find the heads that answers are lost with, and at which phases",
     "gates": "measure where a trained model's gates look",
     "cycle": "move the gates and see whether the curve follows",
     "flip": "look for a period in how a code prompt is completed",

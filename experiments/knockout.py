@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from experiments.evaluate import SEED, run_prompts, store, stored, trained
+from experiments.evaluate import SEED, once, run_prompts, trained
 from experiments.options import parser
 from phase_jax.data.prompts import PROTOCOLS, RESIDUES
 from phase_jax.errors import UserError
@@ -38,6 +38,8 @@ def knockout_run(
     UserError where the run is not trained, a head or position does not exist, or calibration prompts are evaluated.
     """
     config = trained(folder)
+    if calibration < 1:
+        raise UserError(f"--calibration {calibration}: at least one logical sample is needed")
     made_of = {
         "protocol": protocol,
         "n_logical": logical,
@@ -49,42 +51,39 @@ def knockout_run(
         "calibration_seed": calibration_seed,
         "calibration_logical": calibration,
     }
-    target = folder.intervention(f"knockout-{protocol}")
 
     from phase_jax.interventions import knockout as tool
-    from phase_jax.model import Transformer
-    from phase_jax.training.loop import load_params
 
     heads = [tool.parse_heads(text, config.model) for text in sets]
     plan = tool.knockouts(config.model, config.data.length, heads, band, controls)
     phases = _phases(config, means)
-    if report := stored(target, made_of):
-        return report, True
-    prompts = run_prompts(config, protocol, logical, seed)
-    if calibration < 1:
-        raise UserError(f"--calibration {calibration}: at least one logical sample is needed")
-    others = run_prompts(config, protocol, calibration, calibration_seed)
-    tool.check_disjoint(others.tokens, prompts.tokens)
-    model, params, label = Transformer(config.model), load_params(config, folder), f"{config.id} {protocol}"
-    said = tool.calibrate(model, params, others, band, phases, f"{label} calibration")
-    journal = target.with_suffix(".journal")
-    scores = tool.measure(model, params, prompts, config.data.vocabulary, plan, said, f"{label} knockouts", journal)
-    report = {
-        "model": config.id,
-        "W": config.model.window,
-        "S": config.model.stride,
-        "kv_heads": config.model.kv_heads,
-        "layers": config.model.layers,
-        "residues": RESIDUES,
-        **made_of,
-        "calibration_prompts": calibration * RESIDUES,
-        "calibration_sha256": tool.digest(others.tokens),
-        **tool.knockout_report(scores, plan, config.model),
-    }
-    kept = {name: scores[name] for name in ("correct", "nll")}
-    store(target, report, {**kept, "target_position": prompts.target_position, "means": said})
-    journal.unlink(missing_ok=True)
-    return report, False
+
+    def measured(journal: Path) -> tuple[dict, dict]:
+        from phase_jax.model import Transformer
+        from phase_jax.training.loop import load_params
+
+        prompts = run_prompts(config, protocol, logical, seed)
+        others = run_prompts(config, protocol, calibration, calibration_seed)
+        tool.check_disjoint(others.tokens, prompts.tokens)
+        model, params, label = Transformer(config.model), load_params(config, folder), f"{config.id} {protocol}"
+        said = tool.calibrate(model, params, others, band, phases, f"{label} calibration")
+        scores = tool.measure(model, params, prompts, config.data.vocabulary, plan, said, f"{label} knockouts", journal)
+        report = {
+            "model": config.id,
+            "W": config.model.window,
+            "S": config.model.stride,
+            "kv_heads": config.model.kv_heads,
+            "layers": config.model.layers,
+            "residues": RESIDUES,
+            **made_of,
+            "calibration_prompts": calibration * RESIDUES,
+            "calibration_sha256": tool.digest(others.tokens),
+            **tool.knockout_report(scores, plan, config.model),
+        }
+        kept = {name: scores[name] for name in ("correct", "nll")}
+        return report, {**kept, "target_position": prompts.target_position, "means": said}
+
+    return once(folder.intervention(f"knockout-{protocol}"), made_of, measured)
 
 
 def _phases(config: RunConfig, means: str) -> int:
@@ -162,6 +161,6 @@ def main(argv: Sequence[str]) -> int:
         for protocol in protocols:
             report, reused = knockout_run(folder, protocol, **options)
             console.print(table(report))
-            stored_at = folder.intervention(f"knockout-{protocol}").with_suffix(".json")
-            print(stored_at, "(measured before)" if reused else "")
+            where = folder.intervention(f"knockout-{protocol}").with_suffix(".json")
+            print(f"{where}{' (measured before)' if reused else ''}", flush=True)
     return 0

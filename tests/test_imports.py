@@ -74,6 +74,10 @@ def others(*allowed):
         ("phase_jax/compressors", ("flax", "phase_jax.run", *others("compressors"))),
         ("phase_jax/training", others("training", "data", "model", "compressors")),
         ("phase_jax/evaluation", others("evaluation", "data", "model", "compressors", "statistics")),
+        (
+            "phase_jax/interventions",
+            others("interventions", "evaluation", "data", "model", "compressors", "statistics"),
+        ),
         ("phase_jax/geometry.py", ("jax", "flax", "pallas_kernels", *others())),
     ],
 )
