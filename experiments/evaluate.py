@@ -12,8 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.options import parser
+from phase_jax.data.promptfile import read_prompts
 from phase_jax.data.prompts import PROTOCOLS, PhasePrompts, phase_prompts
 from phase_jax.data.recall import RecallConfig
+from phase_jax.data.tokenizers import load_tokenizer
+from phase_jax.data.vocabulary import Vocabulary
 from phase_jax.errors import UserError
 from phase_jax.run import RunConfig, RunFolder, read_json, write_json
 
@@ -29,36 +32,83 @@ def evaluate_run(folder: RunFolder, protocol: str, logical: int, seed: int = SEE
     made_of = {"protocol": protocol, "n_logical": logical, "prompt_seed": seed}
 
     def measured(journal: Path) -> tuple[dict, dict]:
-        data, prompts = config.data, run_prompts(config, **made_of)
-
-        from phase_jax.evaluation.sweep import sweep
-        from phase_jax.model import Transformer
-        from phase_jax.statistics import phase_report
-        from phase_jax.training.loop import load_params
-
-        model, params = Transformer(config.model), load_params(config, folder)
-        scores = sweep(model, params, prompts, data.vocabulary, f"{config.id} {protocol}", journal)
-        report = phase_report(
-            scores["correct"],
-            config.model.stride,
-            nll=scores["nll"],
-            gold_probability=scores["gold_probability"],
-            target_position=scores["target_position"],
-            model=config.id,
-            width=config.model.window,
-            kv_heads=config.model.kv_heads,
-            protocol=protocol,
-            validation_loss=read_json(folder.training)["validation_loss"],
-        ).to_dict()
-        report |= {
-            "accuracy_of_names": scores["correct_of_names"].mean(axis=0).tolist(),
-            "prompt_seed": seed,
-            "prompt_length": data.length,
-            "checks": prompts.checks,
-        }
+        prompts = run_prompts(config, **made_of)
+        report, scores = swept(folder, config, prompts, config.data.vocabulary, protocol, journal)
+        report |= {"accuracy_of_names": scores["correct_of_names"].mean(axis=0).tolist(), "prompt_seed": seed}
         return report, scores
 
     return once(folder.evaluation(protocol), made_of, measured)
+
+
+def evaluate_prompts(folder: RunFolder, file: Path) -> tuple[dict, bool]:
+    """`evaluate_run` on the prompts of a file, as phase-jax prompts writes it; stored as evaluations/prompts-<file>.
+
+    Raises UserError for a file that is none, of other token ids than the run's, or of residues that its stride does not
+    divide.
+    """
+    config = trained(folder)
+    prompts, manifest = read_prompts(file)
+    residues, stride = manifest["residues"], config.model.stride or 1
+    if residues < 2 or residues % stride:
+        raise UserError(
+            f"{file} has {residues} residues: {folder.path} needs 2 or more, a multiple of its stride {stride}"
+        )
+    check_ids(folder, config, file, prompts, manifest)
+    made_of = {"prompts_sha256": manifest["sha256"]}
+
+    def measured(journal: Path) -> tuple[dict, dict]:
+        protocol = f"{manifest['task']} {manifest['protocol']}"
+        report, scores = swept(folder, config, prompts, None, protocol, journal)
+        report |= {"prompts": str(file), **made_of, "prompt_seed": manifest["seed"]}
+        return report, scores
+
+    return once(folder.evaluation("prompts-" + file.stem.replace(".", "-")), made_of, measured)
+
+
+def check_ids(folder: RunFolder, config: RunConfig, file: Path, prompts: PhasePrompts, manifest: dict) -> None:
+    """Raises UserError where a file's prompts are not of the token ids that a run was trained on."""
+    tokenizer = getattr(config.data, "tokenizer", None)
+    if tokenizer is not None and load_tokenizer(tokenizer).hash != manifest["tokenizer"]["sha256"]:
+        raise UserError(
+            f"{file} is of tokenizer '{manifest['tokenizer']['name']}', {folder.path} was trained on '{tokenizer}'"
+        )
+    highest = max(int(prompts.tokens.max()), int(prompts.answer.max()))
+    if highest >= config.model.vocabulary:
+        raise UserError(
+            f"{file} has token ids up to {highest}, the model of {folder.path} knows {config.model.vocabulary}:"
+            " it was trained on another vocabulary"
+        )
+
+
+def swept(
+    folder: RunFolder,
+    config: RunConfig,
+    prompts: PhasePrompts,
+    vocabulary: Vocabulary | None,
+    protocol: str,
+    journal: Path,
+) -> tuple[dict, dict]:
+    """(report, scores) of a run's model on phase prompts."""
+    from phase_jax.evaluation.sweep import sweep
+    from phase_jax.model import Transformer
+    from phase_jax.statistics import phase_report
+    from phase_jax.training.loop import load_params
+
+    model, params = Transformer(config.model), load_params(config, folder)
+    scores = sweep(model, params, prompts, vocabulary, f"{config.id} {protocol}", journal)
+    report = phase_report(
+        scores["correct"],
+        config.model.stride,
+        nll=scores["nll"],
+        gold_probability=scores["gold_probability"],
+        target_position=scores["target_position"],
+        model=config.id,
+        width=config.model.window,
+        kv_heads=config.model.kv_heads,
+        protocol=protocol,
+        validation_loss=read_json(folder.training)["validation_loss"],
+    ).to_dict()
+    return {**report, "prompt_length": prompts.tokens.shape[-1], "checks": prompts.checks}, scores
 
 
 def evaluate_distance(folder: RunFolder, logical: int, seed: int = SEED) -> tuple[dict, bool]:
@@ -178,9 +228,11 @@ def main(argv: Sequence[str]) -> int:
     )
     arguments.add_argument("--workdir", type=Path, required=True, help="the run's folder")
     arguments.add_argument("--protocol", choices=PROTOCOLS, default="prefix", help="how the target is moved")
-    arguments.add_argument(
+    instead = arguments.add_mutually_exclusive_group()
+    instead.add_argument(
         "--distance", action="store_true", help="move the target away from the query instead, at every phase"
     )
+    instead.add_argument("--prompts", type=Path, metavar="FILE", help="score what phase-jax prompts wrote instead")
     arguments.add_argument("--logical", type=int, default=1000, metavar="N", help="logical samples (default 1000)")
     arguments.add_argument("--seed", type=int, default=SEED, help="seed of the prompts")
     arguments.add_argument("--profile", type=Path, metavar="DIR", help="write a profile of the run for XProf")
@@ -201,6 +253,9 @@ def main(argv: Sequence[str]) -> int:
         print(folder.evaluation("distance").with_suffix(".json"), *images, "(measured before)" if reused else "")
         return 0
     with profiled(options.profile):
-        report, reused = evaluate_run(folder, options.protocol, options.logical, options.seed)
+        if options.prompts:
+            report, reused = evaluate_prompts(folder, options.prompts)
+        else:
+            report, reused = evaluate_run(folder, options.protocol, options.logical, options.seed)
     print(summary_line(report) + (" (measured before)" if reused else ""))
     return 0

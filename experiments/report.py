@@ -82,6 +82,8 @@ def commands(run: "Run") -> list[str]:
         options = [f"--protocol={result.protocol}", f"--logical={report['n_logical']}"]
         if report.get("prompt_seed"):
             options.append(f"--seed={report['prompt_seed']}")
+        if report.get("prompts"):
+            options = [f"--prompts={report['prompts']}"]
         lines.append(shlex.join(["phase-jax", "evaluate", workdir, *options]))
     return lines
 

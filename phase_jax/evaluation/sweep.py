@@ -6,34 +6,37 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from phase_jax.data.prompts import PhasePrompts
 from phase_jax.data.vocabulary import Vocabulary
 from phase_jax.evaluation.runner import fingerprint, on_all_devices, over_devices, score_samples
 from phase_jax.model import Transformer
 
-BATCH = 8  # logical samples a call on each device: 8 × 24 prompts
+# What goes through one call on each device: up to 8 logical samples (at lab scale 8 × 24 prompts), fewer where they are
+# long, and one by one the prompts of a logical sample that is longer than this many tokens in all.
+BATCH, TOKENS = 8, 2**15
 
 
-def scores_of(logits: jax.Array, answer: jax.Array, vocabulary: Vocabulary) -> dict:
+def scores_of(logits: jax.Array, answer: jax.Array, vocabulary: Vocabulary | None) -> dict[str, jax.Array]:
     """Scores of last-position logits [..., V] against answers that broadcast to [...]: a dict of arrays [...].
 
-    `correct`: the answer has the highest logit of the whole vocabulary; `correct_of_names`: of the names;
-    `gold_probability` and `nll` (nats) of the answer.
+    `correct`: the answer has the highest logit of the whole vocabulary; `correct_of_names`: of the names, where the
+    vocabulary says which they are; `gold_probability` and `nll` (nats) of the answer.
     """
     gold = jnp.take_along_axis(logits, answer[..., None], axis=-1)[..., 0]
     nll = jax.nn.logsumexp(logits, axis=-1) - gold
-    names = logits[..., vocabulary.first_name : vocabulary.first_name + vocabulary.words]
-    return {
-        "correct": logits.argmax(axis=-1) == answer,
-        "correct_of_names": names.argmax(axis=-1) + vocabulary.first_name == answer,
-        "gold_probability": jnp.exp(-nll),
-        "nll": nll,
-    }
+    scores = {"correct": logits.argmax(axis=-1) == answer, "gold_probability": jnp.exp(-nll), "nll": nll}
+    if vocabulary is not None:
+        names = logits[..., vocabulary.first_name : vocabulary.first_name + vocabulary.words]
+        scores["correct_of_names"] = names.argmax(axis=-1) + vocabulary.first_name == answer
+    return scores
 
 
 @partial(jax.jit, static_argnames=("model", "vocabulary"))
-def score(model: Transformer, vocabulary: Vocabulary, params: dict, tokens: jax.Array, answer: jax.Array) -> dict:
+def score(
+    model: Transformer, vocabulary: Vocabulary | None, params: dict, tokens: jax.Array, answer: jax.Array
+) -> dict[str, jax.Array]:
     """Scores tokens [B, R, T] against answers [B]: `scores_of` them, [B, R] each. B is a multiple of the devices."""
 
     def one_replica(params, tokens):
@@ -50,19 +53,31 @@ def sweep(
     model: Transformer,
     params: dict,
     prompts: PhasePrompts,
-    vocabulary: Vocabulary,
+    vocabulary: Vocabulary | None,
     label: str,
     journal: Path | None = None,
-) -> dict:
-    """Scores all prompts: arrays [n, R] as `score` names them, and `target_position`; see `score_samples`."""
-    settings = {"score": "sweep", "model": dataclasses.asdict(model.cfg), "vocabulary": dataclasses.asdict(vocabulary)}
+) -> dict[str, np.ndarray]:
+    """Scores all prompts: arrays [n, R] as `score` names them, and `target_position`; see `score_samples`.
+
+    Token ids may be a map of a file: they are read as they are needed.
+    """
+    n, residues, length = prompts.tokens.shape
+    parts = residues if residues * length > TOKENS else 1
+    tokens = prompts.tokens.reshape(n * parts, residues // parts, length)
+    settings = {
+        "score": "sweep",
+        "model": dataclasses.asdict(model.cfg),
+        "vocabulary": vocabulary and dataclasses.asdict(vocabulary),
+    }
     scores = score_samples(
         partial(score, model, vocabulary, on_all_devices(params)),
-        zip(prompts.tokens, prompts.answer, strict=True),
-        len(prompts.answer),
-        batch=BATCH,
+        zip(tokens, np.repeat(prompts.answer, parts), strict=True),
+        n * parts,
+        batch=min(BATCH, max(1, TOKENS // tokens[0].size)),
         made_of=fingerprint(settings, params),
         label=label,
         journal=journal,
+        unit="logical samples" if parts == 1 else "prompts",
     )
+    scores = {name: values.reshape(n, residues) for name, values in scores.items()}
     return {**scores, "target_position": prompts.target_position}

@@ -1,0 +1,121 @@
+"""phase-jax evaluate: prompts of a file, and evaluations that fail in part and go on."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import cli
+from experiments.evaluate import evaluate_run
+from phase_jax.data.promptfile import write_prompts
+from phase_jax.data.tokenizers import ByteTokenizer
+from phase_jax.errors import UserError
+from phase_jax.evaluation import sweep
+from phase_jax.model import Transformer
+from phase_jax.run import RunFolder, write_json
+from tests.data.test_tasks import made
+from tests.model.tiny import draw_params
+from tests.runs import tiny_run
+
+
+@pytest.fixture(autouse=True)
+def _parameters_that_no_training_made(monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "compiled"))
+    monkeypatch.setattr("phase_jax.training.loop.load_params", lambda config, folder: draw_params(config.model))
+
+
+def run_folder(path, variant="kvc_w4s4_1kv", **model):
+    """A run's folder that says that it is trained."""
+    folder = RunFolder(path)
+    folder.claim(tiny_run(variant, model=model))
+    write_json(folder.training, {"steps": 12, "validation_loss": 1.0, "seconds": 1.0, "resumed_from": None})
+    return folder
+
+
+def prompts_file(path):
+    write_prompts(path, made(tokens=240, records=40), ByteTokenizer(), {"task": "needle"}, lambda count: None)
+    return path
+
+
+def test_prompts_of_a_file_are_scored_as_plain_forward_passes_do(tmp_path, monkeypatch, capsys):
+    folder, file = run_folder(tmp_path / "run", vocabulary=800), prompts_file(tmp_path / "my.file.npz")
+    assert cli.main(["evaluate", "--workdir", str(folder.path), "--prompts", str(file)]) == 0
+    assert "kvc_w4s4_1kv needle prefix: mean" in capsys.readouterr().out
+    assert {path.name for path in (folder.path / "evaluations").iterdir()} == {
+        "prompts-my-file.json",
+        "prompts-my-file.npz",
+    }
+    config, task = folder.read_config(), made(tokens=240, records=40)
+    model, params = Transformer(config.model), draw_params(config.model)
+    forward = jax.jit(lambda tokens: model.apply({"params": params}, tokens, last_only=True))
+    stored = folder.path / "evaluations" / "prompts-my-file"
+    report = json.loads(stored.with_suffix(".json").read_text())
+    assert (report["n_logical"], report["residues"], report["prompt_length"]) == (12, 8, 240)
+    with np.load(stored.with_suffix(".npz")) as scores:
+        for i, sample in enumerate(task):
+            logits = np.float64(forward(sample.tokens))
+            nll = np.log(np.exp(logits).sum(axis=-1)) - logits[:, sample.answer]
+            np.testing.assert_allclose(scores["nll"][i], nll, rtol=1e-5)
+            np.testing.assert_array_equal(scores["correct"][i], logits.argmax(axis=-1) == sample.answer)
+        np.testing.assert_array_equal(scores["target_position"], task.placement.position)
+        np.testing.assert_allclose(report["nll"], scores["nll"].mean(axis=0), rtol=1e-5)
+
+        assert cli.main(["evaluate", "--workdir", str(folder.path), "--prompts", str(file)]) == 0
+        assert "(measured before)" in capsys.readouterr().out
+        # Prompts that are long are scored one by one: the same numbers.
+        monkeypatch.setattr(sweep, "TOKENS", 2 * 240)
+        copy = file.rename(tmp_path / "again.npz")
+        assert cli.main(["evaluate", "--workdir", str(folder.path), "--prompts", str(copy)]) == 0
+        with np.load(stored.with_name("prompts-again.npz")) as again:
+            for name in scores:
+                np.testing.assert_allclose(again[name], scores[name], rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({}, "has token ids up to 702, the model of {run} knows 19: it was trained on another vocabulary"),
+        (
+            {"variant": "kvc_w8s6", "vocabulary": 800},
+            "has 8 residues: {run} needs 2 or more, a multiple of its",
+        ),
+    ],
+)
+def test_prompts_that_are_not_for_this_run_are_refused(model, said, tmp_path, capsys):
+    folder, file = run_folder(tmp_path / "run", **model), prompts_file(tmp_path / "p.npz")
+    assert cli.main(["evaluate", "--workdir", str(folder.path), "--prompts", str(file)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said.format(run=folder.path) in line
+    assert not (folder.path / "evaluations").exists()
+
+
+def test_a_prompt_file_that_is_cut_short_is_refused(tmp_path, capsys):
+    folder, file = run_folder(tmp_path / "run", vocabulary=800), prompts_file(tmp_path / "p.npz")
+    file.write_bytes(file.read_bytes()[:-1000])
+    assert cli.main(["evaluate", "--workdir", str(folder.path), "--prompts", str(file)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "p.npz is no whole file of prompts" in line
+
+
+def test_a_failed_batch_leaves_no_result_and_the_next_run_completes_it(tmp_path, monkeypatch, capsys):
+    folder, calls, fails = run_folder(tmp_path / "run"), [], True
+    score = sweep.score
+
+    def counted(model, vocabulary, params, tokens, answer):
+        calls.append(len(answer))
+        if fails and len(calls) == 2:
+            raise MemoryError("RESOURCE_EXHAUSTED: out of memory")
+        return score(model, vocabulary, params, tokens, answer)
+
+    monkeypatch.setattr(sweep, "score", counted)
+    with pytest.raises(UserError, match=r"4 of 12 logical samples are missing.* 8 to 11 .*RESOURCE_EXHAUSTED"):
+        evaluate_run(folder, "target", 12)
+    (left,) = (folder.path / "evaluations").iterdir()
+    assert left.suffix == ".journal"
+    fails = False
+    report, reused = evaluate_run(folder, "target", 12)
+    assert not reused and len(calls) == 3, "the batch that was there is not scored again"
+    assert {path.name for path in left.parent.iterdir()} == {"target.json", "target.npz"}
+    whole, _ = evaluate_run(run_folder(tmp_path / "other"), "target", 12)
+    assert report == whole
