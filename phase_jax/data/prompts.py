@@ -71,7 +71,7 @@ def phase_prompts(
 
     animals = _permutations(rng, n, vocabulary.words)[:, :records]
     names = _permutations(rng, n, vocabulary.words)[:, :records]
-    pairs = np.stack([vocabulary.first_animal + animals, vocabulary.first_name + names], axis=-1)
+    pairs = np.stack([vocabulary.first_animal + animals, vocabulary.name(names)], axis=-1)
     others = _permutations(rng, n, records - 1)[:, :demonstrations]
     shown = np.take_along_axis(pairs, (others + (others >= rank[:, None]))[..., None], axis=1)
     asked = pairs[np.arange(n), rank]

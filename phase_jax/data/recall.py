@@ -39,6 +39,7 @@ class RecallConfig:
     """
 
     words: int = 64
+    names: int | None = None  # None: as many as words
     records: int = 16
     length: int = 104
     demonstrations: int = 8
@@ -65,7 +66,7 @@ class RecallConfig:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        return Vocabulary(self.words)
+        return Vocabulary(self.words, self.names)
 
     def stage(self, step: int, steps: int) -> Stage:
         """The stage of a training step, 0 ≤ step < steps; its batch may be None."""
@@ -107,7 +108,7 @@ def recall_batch(
         return jnp.argsort(jax.random.uniform(key, (batch, size)), axis=1)
 
     animal = vocabulary.first_animal + shuffled(keys[0], words)[:, :records]
-    name = vocabulary.first_name + shuffled(keys[1], words)[:, :records]
+    name = vocabulary.name(shuffled(keys[1], words)[:, :records])
 
     slack = length - 1 - RECORD_LENGTH * records - 1 - RECORD_LENGTH * queries
     k = jnp.arange(records)

@@ -8,12 +8,14 @@ from phase_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """Token ids of the recall task: three marks, then `words` animals, then as many names.
+    """Token ids of the recall task: three marks, then `words` animals, then as many names, or only `names` of them.
 
-    Words beyond those that have a name are numbered. Raises UserError where there is no word.
+    Where there are fewer names than records, records share them evenly. Words beyond those that are listed are
+    numbered. Raises UserError where there is no word.
     """
 
     words: int = 64
+    names: int | None = None
 
     bos: int = dataclasses.field(default=0, init=False)
     filler: int = dataclasses.field(default=1, init=False)
@@ -21,8 +23,9 @@ class Vocabulary:
     first_animal: int = dataclasses.field(default=3, init=False)
 
     def __post_init__(self):
-        if self.words < 1:
-            raise UserError(f"data.words {self.words}: at least one word of a kind is needed")
+        for field in ("words", "names"):
+            if (count := getattr(self, field)) is not None and count < 1:
+                raise UserError(f"data.{field} {count}: at least one word of a kind is needed")
 
     @property
     def first_name(self) -> int:
@@ -31,12 +34,23 @@ class Vocabulary:
     @property
     def size(self) -> int:
         """V, the number of token ids."""
-        return self.first_name + self.words
+        return self.first_name + (self.names or self.words)
+
+    def name(self, number):
+        """The token of a number from 0 to words − 1, as a Python number or an array: the names' in turn."""
+        return self.first_name + number % (self.names or self.words)
 
     def text(self, tokens) -> str:
         """Token ids as a person reads them."""
-        words = ["<bos>", ".", "?", *self._first(ANIMALS, "animal"), *self._first(NAMES, "name")]
+        words = [
+            "<bos>",
+            ".",
+            "?",
+            *_first(self.words, ANIMALS, "animal"),
+            *_first(self.names or self.words, NAMES, "name"),
+        ]
         return " ".join(words[int(token)] for token in tokens)
 
-    def _first(self, named: list[str], kind: str) -> list[str]:
-        return [*named, *(f"{kind}{i}" for i in range(len(named), self.words))][: self.words]
+
+def _first(count: int, listed: list[str], kind: str) -> list[str]:
+    return [*listed, *(f"{kind}{i}" for i in range(len(listed), count))][:count]

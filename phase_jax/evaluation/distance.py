@@ -53,7 +53,7 @@ def distance_prompts(vocabulary: Vocabulary, n: int, *, length: int, records: in
     rng = np.random.default_rng([seed, 2])
     words = np.tile(np.arange(vocabulary.words), (n, 1))
     animals = vocabulary.first_animal + rng.permuted(words, axis=1)[:, :records]
-    names = vocabulary.first_name + rng.permuted(words, axis=1)[:, :records]
+    names = vocabulary.name(rng.permuted(words, axis=1)[:, :records])
     pairs = np.stack([animals, names], axis=-1)
 
     tokens = np.full((n, len(distance), length), vocabulary.filler, np.int32)

@@ -28,7 +28,7 @@ def scores_of(logits: jax.Array, answer: jax.Array, vocabulary: Vocabulary | Non
     nll = jax.nn.logsumexp(logits, axis=-1) - gold
     scores = {"correct": logits.argmax(axis=-1) == answer, "gold_probability": jnp.exp(-nll), "nll": nll}
     if vocabulary is not None:
-        names = logits[..., vocabulary.first_name : vocabulary.first_name + vocabulary.words]
+        names = logits[..., vocabulary.first_name : vocabulary.size]
         scores["correct_of_names"] = names.argmax(axis=-1) + vocabulary.first_name == answer
     return scores
 

@@ -245,6 +245,15 @@ def test_impossible_prompts_are_refused_with_the_remedy(change, message):
         phase_prompts(VOCABULARY, **{"protocol": "prefix", "n": 3, **SIZES, "seed": 0, **change})
 
 
+def test_records_share_the_names_where_there_are_fewer():
+    vocabulary = Vocabulary(20, names=4)
+    prompts = phase_prompts(vocabulary, "prefix", 3, **SIZES, seed=0)
+    assert prompts.tokens.max() == vocabulary.size - 1 == 26
+    names = np.take_along_axis(prompts.tokens, prompts.record_position + 1, axis=2)
+    assert set(np.unique(names)) == set(range(23, 27))
+    assert (np.take_along_axis(names, prompts.rank[:, None, None], axis=2)[..., 0] == prompts.answer[:, None]).all()
+
+
 @pytest.mark.parametrize("words", [64, 1024])
 def test_words_are_distinct_single_tokens(words):
     vocabulary = Vocabulary(words)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections import Counter
 
 import jax
 import numpy as np
@@ -107,9 +108,23 @@ def test_a_stage_may_have_queries_sequences_and_words_of_its_own():
     assert set(np.unique(usual.tokens).tolist()) == set(range(VOCABULARY.size))
 
 
+def test_where_names_are_few_records_share_them():
+    config = dataclasses.replace(CONFIG, names=3)
+    vocabulary = config.vocabulary
+    assert vocabulary.size == 3 + 9 + 3
+    tokens = np.asarray(batch_for_step(config, 64, 4, 8, jax.random.key(0)).tokens)
+    for row in tokens.tolist():
+        records = {a: b for a, b in itertools.pairwise(row[: 32 - 13]) if 3 <= a < 12}
+        assert len(records) == 5 and max(Counter(records.values()).values()) <= 3, "nine words, three to a name"
+        queries = row[32 - 12 :]
+        assert all(records[a] == b for a, b in zip(queries[::2], queries[1::2], strict=True))
+    assert set(np.unique(tokens).tolist()) == set(range(15))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"names": 0}, "data.names 0: at least one word"),
         ({"curriculum": ((0.5, 5, 32),)}, "must end with a stage whose share of the steps is 1.0"),
         ({"curriculum": ()}, "must end with a stage"),
         ({"curriculum": ((1.0, 10, 60),)}, "10 records need as many single-token words of a kind; data.words is 9"),
