@@ -298,13 +298,13 @@ def _tasks(runs: Sequence[Run]) -> list[str]:
     for run in runs:
         data = (run.config or {}).get("data", {})
         if {"records", "demonstrations", "length", "words"} <= data.keys():
-            vocabulary = run.config.get("model", {}).get("vocabulary")
+            vocabulary, names = run.config.get("model", {}).get("vocabulary"), data.get("names") or data["words"]
             among = f"all {vocabulary:,} tokens" if vocabulary else "the whole vocabulary"
             sentences.append(
                 f"A prompt of {data['length']:,} tokens holds {data['records']} records, each an animal followed by its"
                 f" name, then {data['demonstrations']} of them again as demonstrations, and last one more of the"
                 f" animals. The answer is right if, among {among}, that animal's name is the model's first choice."
-                f" Guessing among the {data['words']} names would be right {wording.percent(1 / data['words'])} of the"
+                f" Guessing among the {names} names would be right {wording.percent(1 / names)} of the"
                 " time."
             )
     return list(dict.fromkeys(sentences))
