@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from configs import lab
+from configs import lab, lab_long
 from configs.family import FAMILY, default_seed, model_config
 from experiments import cli
 from phase_jax.errors import UserError
@@ -140,6 +140,21 @@ def test_every_id_makes_a_run_of_the_lab(variant):
     assert run.model.vocabulary == run.data.vocabulary.size
     assert max(stage[2] for stage in run.data.curriculum) >= run.data.length, "trained up to the length measured"
     assert RunConfig.from_dict(json.loads(json.dumps(run.to_dict()))) == run, "config.json holds all of it"
+
+
+@pytest.mark.parametrize("variant", TABLE)
+def test_every_compressed_id_makes_a_long_run_of_the_lab(variant):
+    if model_config(variant).windows is None:
+        with pytest.raises(UserError, match="is for compressed models"):
+            lab_long.get_config(variant)
+        return
+    run = RunConfig.from_dict(lab_long.get_config(variant).to_dict())
+    assert run.model.vocabulary == run.data.vocabulary.size == 3 + 1024 + 64
+    assert run.data.records == run.data.words == 1024 and run.data.length >= 4096
+    assert run.data.curriculum[-1][1:3] == (run.data.records, run.data.length), "trained up to the length measured"
+    # What the id is about stays.
+    same = ("window", "stride", "kv_heads", "gate", "gate_bias", "tied_kv", "qk_norm", "post_norm", "exact", "origin")
+    assert all(getattr(run.model, name) == getattr(model_config(variant), name) for name in same)
 
 
 @pytest.mark.parametrize(
