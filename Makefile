@@ -7,7 +7,7 @@ EXTRAS := dev,tokenizers,parity
 # The lab runs on CPUs; set JAX_PLATFORMS to use an accelerator.
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: reproduce test lint extras
+.PHONY: reproduce test lint extras aot
 
 reproduce: .venv/made
 	$(BIN)/phase-jax reproduce $(ARGS)
@@ -18,6 +18,11 @@ test: .venv/made
 lint: .venv/made
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# Compiles the kernels for TPUs, which takes no TPU.
+aot: EXTRAS := dev,tpu
+aot: extras
+	$(BIN)/python -m experiments.aot $(ARGS)
 
 extras: .venv/made
 	$(PIP) --editable ".[$(EXTRAS)]"

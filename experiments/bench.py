@@ -8,6 +8,7 @@ from phase_jax.suggest import unknown
 
 BENCHES = {
     "sweep": "evaluation and training of the lab's models, and the data's share",
+    "kernels": "the kernels against their plain forms, and what the machine can do",
     "longcontext": "time and memory of one forward pass against its length",
     "peers": "the same work and weights here and in transformers on torch",
 }

@@ -1,10 +1,11 @@
 """phase-jax: one verb a module; this one only dispatches and turns mistakes into one line."""
 
 import errno
-import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from phase_jax.errors import UserError
 from phase_jax.suggest import unknown
@@ -30,6 +31,22 @@ VERBS = {
 ON_CPU = {"configs", "corpus", "prompts", "report", "check", "calibrate"}
 
 
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+
+
+def leave_absent_tpus_alone() -> None:
+    """Where libtpu is installed and no TPU is (no device of its vendor on the bus), JAX must not try to open one.
+
+    It would take half a second and complain on stderr. GPUs, if any, are still used.
+    """
+    if "JAX_PLATFORMS" in os.environ or importlib.util.find_spec("libtpu") is None:
+        return
+    if any(vendor.read_text().strip() == "0x1ae0" for vendor in PCI_DEVICES.glob("*/vendor")):
+        return
+    gpu = any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
+    os.environ["JAX_PLATFORMS"] = "cuda,cpu" if gpu else "cpu"
+
+
 def usage() -> str:
     """The list of verbs."""
     lines = [f"  {verb:<10} {purpose}" for verb, purpose in VERBS.items()]
@@ -48,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(unknown("verb", verb, VERBS, "phase-jax --help lists them"))
         if verb in ON_CPU:
             os.environ["JAX_PLATFORMS"] = "cpu"
+        leave_absent_tpus_alone()
         return importlib.import_module(f"experiments.{verb}").main(rest)
     except UserError as error:
         print(f"phase-jax: {error}", file=sys.stderr)

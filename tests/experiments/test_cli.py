@@ -1,8 +1,9 @@
 """The command: help with examples, mistakes as one line, and `reproduce` from nothing to a figure."""
 
 import errno
-import importlib
+import importlib.util
 import json
+import os
 
 import numpy as np
 import pytest
@@ -287,3 +288,15 @@ def test_reproduce_in_the_folder_of_other_runs_is_refused(reproduced, monkeypatc
     (line,) = capsys.readouterr().err.splitlines()
     assert "another configuration (seed is 7, not 9): choose another --workdir" in line
     assert contents(workdir) == before
+
+
+@pytest.mark.parametrize(("vendor", "platforms"), [("0x8086", "cpu"), ("0x1ae0", None)])
+def test_libtpu_without_a_tpu_does_not_make_jax_look_for_one(vendor, platforms, monkeypatch, tmp_path):
+    (tmp_path / "devices" / "0").mkdir(parents=True)
+    (tmp_path / "devices" / "0" / "vendor").write_text(f"{vendor}\n")
+    monkeypatch.setattr(cli, "PCI_DEVICES", tmp_path / "devices")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "libtpu" else None)
+    monkeypatch.delenv("JAX_PLATFORMS")
+    cli.leave_absent_tpus_alone()
+    assert os.environ.get("JAX_PLATFORMS") == platforms
+    monkeypatch.setenv("JAX_PLATFORMS", "")  # so that what was set is undone

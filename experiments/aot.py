@@ -1,0 +1,161 @@
+"""Compiles the kernels for TPUs on a machine without one: `make aot`. Needs the extra `tpu` (libtpu).
+
+Prints, for each case, pass and chip, the bytes that the kernel's blocks move, what XLA adds around it by its own cost
+analysis, their ratio to the least, and the VMEM that the compiler gave the kernel.
+"""
+
+import argparse
+import importlib.util
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from phase_jax.errors import UserError
+
+# Chips by the topology of the smallest slice that libtpu describes.
+CHIPS = {"v5e": "v5e:2x2", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
+VMEM_LIMIT = 16 * 2**20  # what the compiler grants a kernel on v5e
+SLOW_BACKWARD = {"shifted slices"}  # minutes to compile, and never the fewest bytes
+
+
+def prepare() -> None:
+    """Sets up this process: JAX computes on the CPU, libtpu compiles. Raises UserError where there is none."""
+    if importlib.util.find_spec("libtpu") is None:
+        raise UserError("libtpu is not installed: make extras EXTRAS=tpu brings it (Google's licence)")
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    for name, value in (
+        ("TPU_SKIP_MDS_QUERY", "1"),
+        ("TPU_ACCELERATOR_TYPE", "v5litepod-4"),
+        ("TPU_WORKER_HOSTNAMES", "localhost"),
+    ):
+        os.environ.setdefault(name, value)
+
+
+class Compiled(NamedTuple):
+    """What the compiler said of one function: bytes that XLA's own operations move, VMEM of its largest kernel."""
+
+    added_bytes: float
+    vmem: int
+    seconds: float
+
+
+def compile_for(chip: str, function: Callable, *arguments) -> Compiled:
+    """Compiles for one device of a chip; arguments are arrays or shapes, in whatever layout suits it."""
+    import jax
+    from jax.experimental import topologies
+    from jax.experimental.layout import Format, Layout
+    from jax.sharding import SingleDeviceSharding
+
+    from pallas_kernels import request
+
+    device = topologies.get_topology_desc(platform="tpu", topology_name=CHIPS[chip]).devices[0]
+    anywhere = Format(Layout.AUTO, SingleDeviceSharding(device))
+    began = time.perf_counter()
+    with request(platform="tpu"):
+        traced = jax.jit(function, in_shardings=anywhere, out_shardings=anywhere).trace(*arguments)
+        compiled = traced.lower(lowering_platforms=("tpu",)).compile()
+    sizes = [
+        int(size)
+        for line in compiled.as_text().splitlines()
+        if "tpu_custom_call" in line
+        for size in re.findall(r'"used_scoped_memory_configs":\[\{"memory_space":"1","offset":"0","size":"(\d+)"', line)
+    ]
+    added = (compiled.cost_analysis() or {}).get("bytes accessed") or 0.0
+    return Compiled(added, max(sizes, default=0), time.perf_counter() - began)
+
+
+def rows(case, chips: Sequence[str], plain: bool) -> Iterator[dict]:
+    """A row for each chip, pass and form: Pallas, and with `plain` those of XLA. What does not compile is an error."""
+    import jax
+
+    from experiments.kernel_cases.measure import BACKWARD, draw, function_of, least, passes
+
+    for pass_ in passes(case):
+        arguments = jax.eval_shape(lambda key, p=pass_: draw(case, p, key), jax.random.key(0))
+        for form, function in {"pallas": case.pallas, **(case.xla if plain else {})}.items():
+            if pass_ == BACKWARD and form in SLOW_BACKWARD:
+                continue
+            function = function_of(case, pass_, function)
+            moved = moved_by_kernels(function, *arguments)
+            for chip in chips:
+                compiled = compile_for(chip, function, *arguments)
+                yield {
+                    **{"kernel": case.kernel, "case": case.name, "kind": case.kind, "dtype": case.dtype},
+                    **{"chip": chip, "pass": pass_, "form": form, **least(case, pass_)},
+                    **{"bytes_blocks": moved, "bytes_added": compiled.added_bytes, "vmem": compiled.vmem},
+                    **{"bytes": None if moved is None else moved + compiled.added_bytes, "seconds": compiled.seconds},
+                }
+
+
+def moved_by_kernels(function: Callable, *arguments) -> int | None:
+    """Bytes that the block specs of a function's TPU kernels move; None where they depend on values."""
+    from pallas_kernels import request
+    from pallas_kernels.traffic import total_bytes
+
+    with request(platform="tpu"):
+        try:
+            return total_bytes(function, *arguments)
+        except NotImplementedError as error:
+            if "depend on values" not in str(error):
+                raise
+            return None
+
+
+def line(row: dict) -> str:
+    """A row of the table."""
+    megabytes = [f"{b / 1e6:.1f}" if b is not None else "–" for b in (row["bytes_blocks"], row["bytes_added"])]
+    ratio = f"{row['bytes'] / row['bytes_least']:.2f}" if row["bytes"] is not None and row["bytes_least"] else "–"
+    return (
+        f"{row['chip']:<7}{row['pass']:<20}{row['form']:<18}{megabytes[0]:>9}{megabytes[1]:>9}"
+        f"{row['bytes_least'] / 1e6:>9.1f}{ratio:>7}{row['vmem'] / 2**20:>7.1f}{row['seconds']:>8.1f}"
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    arguments = argparse.ArgumentParser(prog="python -m experiments.aot", description=__doc__.partition("\n")[0])
+    arguments.add_argument("--chips", nargs="+", default=list(CHIPS), choices=CHIPS)
+    arguments.add_argument("--only", default="", metavar="PATTERN", help="cases whose kernel and name match it")
+    arguments.add_argument("--plain", action="store_true", help="compile XLA's forms too: some take a minute")
+    arguments.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
+    arguments.add_argument(
+        "--write-defaults",
+        action="store_true",
+        help="with --plain: make Pallas the default on TPUs where it moves fewer bytes than every plain form on v5e",
+    )
+    options = arguments.parse_args(argv)
+    prepare()
+
+    from experiments.bench_kernels import write_defaults
+    from experiments.kernel_cases import all_cases
+    from experiments.kernel_cases.measure import defaults
+    from phase_jax.run import write_json
+
+    made = []
+    headings = ("blocks MB", 9), ("added", 9), ("least", 9), ("ratio", 7), ("VMEM", 7), ("seconds", 8)
+    print(f"{'chip':<7}{'pass':<20}{'form':<18}" + "".join(f"{name:>{width}}" for name, width in headings))
+    for case in all_cases():
+        if not re.search(options.only, f"{case.kernel}: {case.name}"):
+            continue
+        print(f"{case.kernel}: {case.name}")
+        for row in rows(case, options.chips, options.plain):
+            print(line(row), flush=True)
+            made.append(row)
+    if options.json:
+        write_json(options.json, made)
+    if options.plain and options.write_defaults:
+        v5e = [row for row in made if row["chip"] == "v5e"]
+        write_defaults(defaults(v5e, "tpu", "bytes counted for v5e", "bytes"))
+    print(f"{len(made)} compiled")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except UserError as error:
+        print(f"aot: {error}", file=sys.stderr)
+        sys.exit(2)
