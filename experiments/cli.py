@@ -16,6 +16,7 @@ VERBS = {
     "train": "train one model, or continue its run",
     "evaluate": "sweep all phases of a trained model",
     "knockout": "find the heads that answers are lost with, and at which phases",
+    "counterfactual": "say how much of a gap each cause carries",
     "gates": "measure where a trained model's gates look",
     "cycle": "move the gates and see whether the curve follows",
     "flip": "look for a period in how a code prompt is completed",
@@ -49,7 +50,7 @@ def leave_absent_tpus_alone() -> None:
 
 def usage() -> str:
     """The list of verbs."""
-    lines = [f"  {verb:<10} {purpose}" for verb, purpose in VERBS.items()]
+    lines = [f"  {verb:<14} {purpose}" for verb, purpose in VERBS.items()]
     return "\n".join(["usage: phase-jax VERB …   (phase-jax VERB --help tells more)", "", *lines])
 
 

@@ -4,13 +4,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from experiments.evaluate import SEED, once, run_prompts, trained
 from experiments.options import parser
-from phase_jax.data.prompts import PROTOCOLS, RESIDUES
+from phase_jax.data.prompts import PROTOCOLS, RESIDUES, PhasePrompts
 from phase_jax.errors import UserError
 from phase_jax.run import RunConfig, RunFolder
 
@@ -38,8 +39,6 @@ def knockout_run(
     UserError where the run is not trained, a head or position does not exist, or calibration prompts are evaluated.
     """
     config = trained(folder)
-    if calibration < 1:
-        raise UserError(f"--calibration {calibration}: at least one logical sample is needed")
     made_of = {
         "protocol": protocol,
         "n_logical": logical,
@@ -63,8 +62,7 @@ def knockout_run(
         from phase_jax.training.loop import load_params
 
         prompts = run_prompts(config, protocol, logical, seed)
-        others = run_prompts(config, protocol, calibration, calibration_seed)
-        tool.check_disjoint(others.tokens, prompts.tokens)
+        others = calibration_prompts(config, protocol, calibration, calibration_seed, prompts.tokens, seed)
         model, params, label = Transformer(config.model), load_params(config, folder), f"{config.id} {protocol}"
         said = tool.calibrate(model, params, others, band, phases, f"{label} calibration")
         scores = tool.measure(model, params, prompts, config.data.vocabulary, plan, said, f"{label} knockouts", journal)
@@ -84,6 +82,21 @@ def knockout_run(
         return report, {**kept, "target_position": prompts.target_position, "means": said}
 
     return once(folder.intervention(f"knockout-{protocol}"), made_of, measured)
+
+
+def calibration_prompts(
+    config: RunConfig, protocol: str, logical: int, seed: int, evaluated: np.ndarray, evaluation_seed: int
+) -> PhasePrompts:
+    """Prompts of another stream than the `evaluated` ones [n, R, T]. Raises UserError where they are of the same."""
+    from phase_jax.interventions.knockout import check_disjoint
+
+    if logical < 1:
+        raise UserError(f"--calibration {logical}: at least one logical sample is needed")
+    if seed == evaluation_seed:
+        raise UserError(f"--calibration-seed {seed} is the seed of the evaluation, too: choose another")
+    prompts = run_prompts(config, protocol, logical, seed)
+    check_disjoint(prompts.tokens, evaluated)
+    return prompts
 
 
 def _phases(config: RunConfig, means: str) -> int:

@@ -86,6 +86,10 @@ class Windows:
         """Phase relative to the window grid, (t − origin) mod S."""
         return (t - self.origin) % self.stride
 
+    def parted(self, t):
+        """Whether no window holds both t and t + 1: a boundary, which exists only where windows do not overlap."""
+        return (self.local_phase(t) == self.stride - 1) & (self.width == self.stride)
+
     def visible(self, t, length: int):
         """Whether entry j is visible to a query at t: close_j ≤ t; shape of t with an axis J added."""
         return self.closes(length) <= t[..., None]

@@ -66,8 +66,18 @@ def measure_gates(model: Transformer, params: dict, prompts: PhasePrompts, advan
     [L, K], in 1 … W; `peak` [L, K], the offset of the most mass. `advance` is told how many samples were read.
     Raises UserError where no window holds a record.
     """
-    windows = model.cfg.windows
-    counted = record_windows(windows, prompts)
+    count, totals = gate_totals(model, params, prompts, advance)
+    return {
+        "windows": count,
+        **{branch: _described(*sums, count, model.cfg.windows) for branch, sums in totals.items()},
+    }
+
+
+def gate_totals(
+    model: Transformer, params: dict, prompts: PhasePrompts, advance=lambda samples: None
+) -> tuple[int, dict[str, tuple[np.ndarray, np.ndarray]]]:
+    """How many windows hold a record, and `gate_sums` over all of them. Raises UserError where none does."""
+    counted = record_windows(model.cfg.windows, prompts)
     count = int(counted.sum())
     if not count:
         raise UserError("no window closes within the records: choose longer prompts or narrower windows")
@@ -81,7 +91,7 @@ def measure_gates(model: Transformer, params: dict, prompts: PhasePrompts, advan
         sums = jax.tree.map(np.float64, jax.device_get(sums))
         total = sums if total is None else jax.tree.map(np.add, total, sums)
         advance(min(batch, n - start))
-    return {"windows": count, **{branch: _described(*sums, count, windows) for branch, sums in total.items()}}
+    return count, total
 
 
 def _described(mass: np.ndarray, effective: np.ndarray, count: int, windows: Windows) -> dict[str, np.ndarray]:

@@ -107,7 +107,7 @@ def knockouts(
     return [*chosen, *layers, *drawn]
 
 
-class _Group(NamedTuple):
+class Group(NamedTuple):
     """Knockouts of one band, stacked: where they begin [C], what they replace [C, L, N], and by what, for all prompts
     or for each residue, [L, 1 or R, band, N, H]."""
 
@@ -149,7 +149,7 @@ def score(
     model: Transformer,
     vocabulary: Vocabulary,
     bands: tuple[int, ...],
-    shared: tuple[dict, tuple[_Group, ...]],
+    shared: tuple[dict, tuple[Group, ...]],
     tokens: jax.Array,
     answer: jax.Array,
 ) -> dict:
@@ -256,7 +256,7 @@ def measure(
     bands = tuple(sorted({knockout.band for knockout in plan}, reverse=True))
     own = [[place for place, knockout in enumerate(plan) if knockout.band == band] for band in bands]
     groups = tuple(
-        _Group(
+        Group(
             np.array([plan[place].first for place in places], np.int32),
             np.stack([plan[place].where for place in places]),
             value[:, :, value.shape[2] - band :],

@@ -21,12 +21,13 @@ class Heads(NamedTuple):
 
 class Intervention(NamedTuple):
     """`heads`: outputs of heads that are replaced. `key_gates`, `value_gates`: weights [L, B, J, W, K, g] of the tokens
-    of each window, instead of those that the gates would give; B, J and g may be 1. Only whole sequences take gates:
-    decoding from a cache leaves them out."""
+    of each window, instead of those that the gates would give; B, J and g may be 1. `exact`: tokens [L, B, T] that the
+    last query sees exactly, beside those that it sees anyway. Decoding from a cache takes `heads` alone."""
 
     heads: Heads | None = None
     key_gates: jax.Array | None = None
     value_gates: jax.Array | None = None
+    exact: jax.Array | None = None
 
 
 UNCHANGED = Intervention()

@@ -14,7 +14,7 @@ from phase_jax.axes import Hidden, Tokens
 from phase_jax.compressors import GATE_WIDTHS, branch_shapes, compress, gate_weights
 from phase_jax.geometry import Windows
 from phase_jax.layers import rms_norm, rotate, rotation, swiglu
-from phase_jax.model.attention import last_weights
+from phase_jax.model.attention import last_output, last_weights
 from phase_jax.model.cache import LayerCache, append, cached_keys_and_values, closing, closing_windows
 from phase_jax.model.config import ModelConfig
 from phase_jax.model.intervention import UNCHANGED, Intervention
@@ -141,6 +141,8 @@ class Attention(nn.Module):
             closed = entries(hidden, windows) if windows else None
             sow(self, "last_weights", lambda: last_weights(q, closed[0] if closed else None, k, exact))
             mixed = joint_attention(q, closed, (k, v), exact, block=block)
+            if change.exact is not None:
+                mixed = mixed.at[:, -1].set(last_output(q, closed, (k, v), exact, change.exact))
         sow(self, "heads", lambda: mixed)
         if change.heads is not None:
             mixed = jnp.where(change.heads.where[..., None], change.heads.value.astype(mixed.dtype), mixed)

@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from phase_jax.errors import UserError
-from phase_jax.reports import figures, gates, wording
+from phase_jax.reports import figures, gates, knockout, wording
 from phase_jax.reports.curves import Band, Curves, folded, unfolded
 from phase_jax.reports.results import Result, Run
 from phase_jax.statistics import holm
@@ -177,11 +177,11 @@ def _causes(run: Run, anchor: str) -> list[Picture]:
                 figures.render(drawing.figure),
                 Table(drawing.headings, drawing.rows),
             )
-            for drawing in gates.drawings(run.interventions)
+            for drawing in (*knockout.drawings(run.interventions), *gates.drawings(run.interventions))
         ]
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise UserError(
-            f"{run.source / 'interventions'}: a file there is not as phase-jax gates and cycle store it"
+            f"{run.source / 'interventions'}: a file there is not as phase-jax knockout, gates and cycle store it"
             f" ({type(error).__name__}: {error}); remove it and measure again"
         ) from None
 

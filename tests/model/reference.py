@@ -64,8 +64,9 @@ def entry(cfg, branch, hidden, positions, head, gates=None):
     return (weights * np.array(payloads)).sum(axis=0)
 
 
-def attention(cfg, params, hidden, outputs, gates):
-    """`outputs` {(t, n): [H]} stand for those of query head n at t, `gates` {branch: [J, W, K, g]} for the learned."""
+def attention(cfg, params, hidden, outputs, gates, also):
+    """`outputs` {(t, n): [H]} stand for those of query head n at t, `gates` {branch: [J, W, K, g]} for the learned, and
+    the last query sees the exact tokens `also` beside its own."""
     length = len(hidden)
 
     def entry_of(branch, j, positions, head):
@@ -88,7 +89,10 @@ def attention(cfg, params, hidden, outputs, gates):
             entry_value = entry_key if cfg.tied_kv else entry_of("compress_value", j, positions, head)
             entries.append((entry_key, entry_value))
         for t in range(length):
-            seen = entries[: len(windows_closed(cfg, t))] + [(key[u], value[u]) for u in exact_positions(cfg, t)]
+            exact = exact_positions(cfg, t)
+            if t == length - 1:
+                exact = sorted({*exact, *also})
+            seen = entries[: len(windows_closed(cfg, t))] + [(key[u], value[u]) for u in exact]
             q = positioned(hidden[t] @ params["query"][:, n], "q_norm", t)
             scores = np.array([q @ k for k, _ in seen]) * cfg.head_dim**-0.5
             weights = np.exp(scores - scores.max())
@@ -97,12 +101,12 @@ def attention(cfg, params, hidden, outputs, gates):
     return out
 
 
-def forward(cfg, params, tokens, outputs=None, gates=None):
+def forward(cfg, params, tokens, outputs=None, gates=None, also=None):
     """Logits [T, V] of one sequence of tokens [T]; params as the package names them, as numpy float64.
 
-    `outputs` and `gates` are what `attention` replaces, by layer.
+    `outputs`, `gates` and `also` are what `attention` changes, by layer.
     """
-    outputs, gates = outputs or {}, gates or {}
+    outputs, gates, also = outputs or {}, gates or {}, also or {}
     hidden = params["embedding"][np.asarray(tokens)]
     for layer in range(cfg.layers):
         p = _layer(params["layers"], layer)
@@ -112,6 +116,7 @@ def forward(cfg, params, tokens, outputs=None, gates=None):
             norm(hidden, p["attention_norm"], cfg.norm_eps),
             outputs.get(layer, {}),
             gates.get(layer, {}),
+            also.get(layer, []),
         )
         x = norm(hidden, p["mlp_norm"], cfg.norm_eps)
         gate, up = x @ p["mlp"]["gate"], x @ p["mlp"]["up"]

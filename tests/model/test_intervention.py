@@ -42,7 +42,8 @@ def test_an_intervention_equals_the_float64_loop(variant):
     heads = drawn_heads(config)
     key_gates = None if config.windows is None else drawn_gates(config, 3)
     value_gates = None if config.windows is None or config.tied_kv else drawn_gates(config, 4)
-    change = Intervention(heads, key_gates, value_gates)
+    also = np.random.default_rng(6).random((config.layers, 1, LENGTH)) < 0.4
+    change = Intervention(heads, key_gates, value_gates, also if config.windows else None)
     run = jax.jit(Transformer(config).apply)
     got = run({"params": params}, tokens, change=change)[0]
 
@@ -50,7 +51,8 @@ def test_an_intervention_equals_the_float64_loop(variant):
     outputs = {i: {(t, n): heads.value[i, 0, t, n] for t, n in np.argwhere(heads.where[i, 0]).tolist()} for i in layers}
     given = {"compress_key": key_gates, "compress_value": value_gates}
     gates = {i: {name: gates[i, 0] for name, gates in given.items() if gates is not None} for i in layers}
-    expected = reference.forward(config, jax.tree.map(np.float64, params), tokens[0], outputs, gates)
+    more = {i: np.flatnonzero(also[i, 0]).tolist() for i in layers} if config.windows else {}
+    expected = reference.forward(config, jax.tree.map(np.float64, params), tokens[0], outputs, gates, more)
     np.testing.assert_allclose(got, expected, atol=2e-4 * np.abs(expected).max())
     plain = run({"params": params}, tokens)[0]
     assert np.abs(got - plain).max() > 0.01 * np.abs(expected).max(), "the intervention changed nothing"

@@ -1,0 +1,144 @@
+"""phase-jax counterfactual: how much of a trained model's gap each cause carries."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from experiments.evaluate import SEED, once, run_prompts, trained
+from experiments.knockout import CALIBRATION, CALIBRATION_SEED, calibration_prompts
+from experiments.options import parser
+from phase_jax.data.prompts import PROTOCOLS, RESIDUES
+from phase_jax.run import RunFolder
+
+LOGICAL = 240  # samples, each on 24 residues under ten conditions
+
+CAUSES = {
+    "boundary": "boundary",
+    "input": "input-dependent gates",
+    "static": "static gates",
+    "payload": "payload maps",
+}
+
+
+def counterfactual_run(
+    folder: RunFolder,
+    protocol: str,
+    logical: int,
+    seed: int = SEED,
+    *,
+    calibration: int = CALIBRATION,
+    calibration_seed: int = CALIBRATION_SEED,
+) -> tuple[dict, bool]:
+    """(report, whether it was there already) of a run's causes, stored as interventions/counterfactual-<protocol>.
+
+    Raises UserError where the run is not trained, has no learned gates, or calibration prompts are evaluated.
+    """
+    config = trained(folder)
+
+    from phase_jax.interventions import counterfactual as tool
+    from phase_jax.interventions.gates import check_gates
+    from phase_jax.interventions.knockout import digest
+
+    check_gates(config.model, config.id)
+    made_of = {
+        "protocol": protocol,
+        "n_logical": logical,
+        "prompt_seed": seed,
+        "calibration_seed": calibration_seed,
+        "calibration_logical": calibration,
+    }
+
+    def measured(journal: Path) -> tuple[dict, dict]:
+        from phase_jax.model import Transformer
+        from phase_jax.training.loop import load_params
+
+        prompts = run_prompts(config, protocol, logical, seed)
+        others = calibration_prompts(config, protocol, calibration, calibration_seed, prompts.tokens, seed)
+        model, params = Transformer(config.model), load_params(config, folder)
+        means = tool.mean_gates(model, params, others)
+        label = f"{config.id} {protocol} counterfactual"
+        scores = tool.measure(model, params, prompts, config.data.vocabulary, means, label, journal)
+        report = {
+            "model": config.id,
+            "W": config.model.window,
+            "S": config.model.stride,
+            "kv_heads": config.model.kv_heads,
+            "residues": RESIDUES,
+            **made_of,
+            "calibration_sha256": digest(others.tokens),
+            **tool.counterfactual_report(scores, config.model),
+        }
+        kept = {name: scores[name] for name in ("correct", "nll")}
+        return report, {**kept, "target_position": prompts.target_position}
+
+    return once(folder.intervention(f"counterfactual-{protocol}"), made_of, measured)
+
+
+def table(report: dict) -> Table:
+    """The causes of a run's gap, a line each, in points."""
+    conditions = report["conditions"]
+    clean = conditions["clean"]
+    title = (
+        f"{report['model']}, {report['protocol']} padding, {report['n_logical']} logical samples: mean"
+        f" {100 * clean['mean']:.1f}, gap {100 * clean['gap']:.1f}"
+    )
+    result = Table("cause", title=title, box=box.SIMPLE_HEAD)
+    for heading in ("gap explained alone", "95 %", "mean without it", "in this order", "95 %", "mean left"):
+        result.add_column(heading, justify="right")
+
+    def explained(entry: dict | None) -> list[str]:
+        if entry is None:
+            return ["–", ""]
+        low, high = entry["gap_interval"]
+        return [f"{100 * entry['gap']:+.1f}", f"{100 * low:+.1f} … {100 * high:+.1f}"]
+
+    def mean(name: str) -> str:
+        return f"{100 * conditions[name]['mean']:.1f}"
+
+    taken = ""
+    for cause, words in CAUSES.items():
+        taken = f"{taken}+{cause}".strip("+")
+        own = explained(report["alone"][cause])
+        result.add_row(words, *own, mean(cause), *explained(report["in_order"][cause]), mean(taken))
+    low, high = (100 * bound for bound in report["remains"]["gap_interval"])
+    result.add_row("what remains", "", "", "", f"{100 * report['remains']['gap']:.1f}", f"{low:.1f} … {high:.1f}", "")
+    for name, words in {"uniform": "both kinds of gates (uniform)", "shuffled": "gates of another head"}.items():
+        result.add_row(words, *explained(report["alone"][name]), mean(name), "", "", "")
+    return result
+
+
+def main(argv: Sequence[str]) -> int:
+    arguments = parser(
+        "counterfactual",
+        "Take away one cause of a gap after the other (the boundary, what gates decide by their tokens, what they do to"
+        " all windows alike, payload maps of each offset) and measure how much of the gap goes with it.",
+        "phase-jax counterfactual --workdir runs/w8s8 --protocols prefix",
+    )
+    arguments.add_argument("--workdir", type=Path, nargs="+", required=True, help="folders of runs")
+    arguments.add_argument("--protocols", nargs="+", choices=PROTOCOLS, default=["prefix", "insequence"])
+    arguments.add_argument(
+        "--logical", type=int, default=LOGICAL, metavar="N", help="logical samples (default %(default)s)"
+    )
+    arguments.add_argument("--seed", type=int, default=SEED, help="seed of the prompts")
+    arguments.add_argument(
+        "--calibration", type=int, default=CALIBRATION, metavar="N", help="logical samples (default %(default)s)"
+    )
+    arguments.add_argument("--calibration-seed", type=int, default=CALIBRATION_SEED, help="seed of these prompts")
+    options = vars(arguments.parse_args(argv))
+
+    from experiments.runtime import prepare
+
+    prepare()
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    paths, protocols = options.pop("workdir"), options.pop("protocols")
+    for folder in map(RunFolder, paths):
+        for protocol in protocols:
+            report, reused = counterfactual_run(folder, protocol, **options)
+            console.print(table(report))
+            where = folder.intervention(f"counterfactual-{protocol}").with_suffix(".json")
+            print(f"{where}{' (measured before)' if reused else ''}", flush=True)
+    return 0
