@@ -1,7 +1,7 @@
 """phase-jax reproduce: the paper's central finding at lab scale, from nothing to a figure."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich import box
@@ -16,6 +16,7 @@ from phase_jax.errors import UserError
 from phase_jax.run import RunConfig, RunFolder, write_json
 from phase_jax.suggest import unknown
 
+CYCLED = (-3, -2, -1, 1, 2, 3)
 MODELS = ("full_attn_1kv", "kvc_w4s4_1kv", "kvc_w8s4", "kvc_w8s8_1kv_baseline")
 
 
@@ -54,6 +55,11 @@ def main(argv: Sequence[str]) -> int:
     arguments.add_argument("--seed", type=int, help="seed of initialisation and training data (default: the id's own)")
     arguments.add_argument("--protocols", nargs="+", choices=PROTOCOLS, default=["prefix", "insequence"])
     arguments.add_argument("--workdir", type=Path, default=Path("runs/reproduce"))
+    arguments.add_argument(
+        "--causal",
+        action="store_true",
+        help="also knockouts, counterfactual gates, gate profiles, cycling; and the page",
+    )
     arguments.add_argument("--quick", action="store_true", help="200 logical samples: the same picture, sooner")
     options = arguments.parse_args(argv)
     for variant in options.models:
@@ -87,9 +93,40 @@ def main(argv: Sequence[str]) -> int:
     write_json(options.workdir / "summary.json", {"reports": reports})
     images = save(accuracy_figure(reports), options.workdir / "accuracy")
     Console(width=None if console.is_terminal else 140).print(table(reports))
+    if options.causal:
+        causal(configs, options.workdir, options.protocols, logical)
     minutes = (time.perf_counter() - began) / 60
     print(f"{options.workdir / 'summary.json'}, {', '.join(map(str, images))}; {minutes:.1f} minutes")
     return 0
+
+
+def causal(configs: Sequence[RunConfig], workdir: Path, protocols: Sequence[str], logical: int) -> None:
+    """Runs every causal tool on the measured runs that it applies to, and makes the page of all that is stored."""
+    from experiments import counterfactual, cycle, gates, knockout, report
+    from phase_jax.interventions.cycling import check_cycling
+    from phase_jax.interventions.gates import check_gates
+
+    console = Console(width=160)
+    for config in configs:
+        folder, model = RunFolder(workdir / config.id), config.model
+        for protocol in protocols:
+            console.print(knockout.table(knockout.knockout_run(folder, protocol, logical, controls=3)[0]))
+            if _applies(check_gates, model, config.id):
+                found, _ = counterfactual.counterfactual_run(folder, protocol, min(logical, counterfactual.LOGICAL))
+                console.print(counterfactual.table(found))
+                gates.gates_run(folder, protocol, min(logical, gates.LOGICAL))
+            if _applies(check_cycling, model, CYCLED, config.id):
+                console.print(cycle.cycling_table(cycle.cycle_run(folder, protocol, logical, CYCLED)))
+    report.main([str(workdir), "--out", str(workdir / "report.html")])
+
+
+def _applies(check: Callable, *arguments) -> bool:
+    """Whether a tool takes a model: whether its check raises nothing."""
+    try:
+        check(*arguments)
+    except UserError:
+        return False
+    return True
 
 
 def lab_run(variant: str, steps: int | None = None, seed: int | None = None) -> RunConfig:

@@ -101,3 +101,35 @@ def test_mistakes_are_one_line(run_of, capsys, variant, command, message):
     assert main([*command, "--workdir", str(path), "--logical", "48"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line and not (path / "interventions").exists()
+
+
+def test_reproduce_runs_each_tool_on_the_models_it_applies_to(tmp_path, monkeypatch):
+    from experiments import counterfactual, cycle, gates, report, reproduce
+    from experiments import knockout as verb
+
+    ran = []
+
+    def recorded(name):
+        return lambda folder, protocol, *args, **kwargs: ran.append((name, folder.path.name, protocol)) or ({}, False)
+
+    for module, run, *tables in (
+        (verb, "knockout_run", "table"),
+        (counterfactual, "counterfactual_run", "table"),
+        (gates, "gates_run"),
+        (cycle, "cycle_run", "cycling_table"),
+    ):
+        monkeypatch.setattr(module, run, recorded(run))
+        for table in tables:
+            monkeypatch.setattr(module, table, lambda report: "")
+    monkeypatch.setattr(report, "main", lambda arguments: ran.append(arguments))
+    variants = ("full_attn_1kv", "kvc_w8s4", "kvc_w4s4_1kv", "kvc_w8s8_1kv_meanpool")
+    reproduce.causal([reproduce.lab_run(variant) for variant in variants], tmp_path, ["target"], 5)
+    everything = ("knockout_run", "counterfactual_run", "gates_run", "cycle_run")
+    expected = {
+        "full_attn_1kv": everything[:1],
+        "kvc_w8s4": everything[:3],
+        "kvc_w4s4_1kv": everything,
+        "kvc_w8s8_1kv_meanpool": everything[:1],
+    }
+    assert ran[:-1] == [(run, variant, "target") for variant, runs in expected.items() for run in runs]
+    assert ran[-1] == [str(tmp_path), "--out", str(tmp_path / "report.html")]
