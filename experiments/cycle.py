@@ -109,9 +109,9 @@ def main(argv: Sequence[str]) -> int:
         " phases again: phase r should do as phase r − δ did.",
         "phase-jax cycle --workdir=runs/w8s8 --delta -3:3",
     )
-    arguments.add_argument("--workdir", type=Path, required=True, help="the run's folder")
+    arguments.add_argument("--workdir", type=Path, nargs="+", required=True, help="folders of runs")
     arguments.add_argument("--delta", default="-3:3", metavar="FROM:TO", help="offsets to cycle by (default -3:3)")
-    arguments.add_argument("--protocol", choices=PROTOCOLS, default="prefix", help="how the target is moved")
+    arguments.add_argument("--protocols", nargs="+", choices=PROTOCOLS, default=["prefix", "insequence"])
     arguments.add_argument("--logical", type=int, default=1000, metavar="N", help="logical samples (default 1000)")
     arguments.add_argument("--seed", type=int, default=SEED, help="seed of the prompts")
     options = arguments.parse_args(_joined(argv))
@@ -120,10 +120,12 @@ def main(argv: Sequence[str]) -> int:
     from experiments.runtime import prepare
 
     prepare()
-    folder = RunFolder(options.workdir)
-    report = cycle_run(folder, options.protocol, options.logical, deltas, options.seed)
-    Console(width=None if sys.stdout.isatty() else 140).print(cycling_table(report))
-    print(folder.intervention(f"cycle-{options.protocol}").with_suffix(".json"))
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    for folder in map(RunFolder, options.workdir):
+        for protocol in options.protocols:
+            report = cycle_run(folder, protocol, options.logical, deltas, options.seed)
+            console.print(cycling_table(report))
+            print(folder.intervention(f"cycle-{protocol}").with_suffix(".json"), flush=True)
     return 0
 
 

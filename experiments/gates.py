@@ -51,33 +51,24 @@ def gates_run(folder: RunFolder, protocol: str, logical: int, seed: int = SEED) 
     return report
 
 
-def gates_table(reports: Sequence[dict]) -> Table:
+def gates_table(names: Sequence[str], reports: Sequence[dict]) -> Table:
     """Every head's gates, a line a head."""
-    result = Table("model", "layer", "head", box=box.SIMPLE_HEAD, title="gates: effective offsets, and where they peak")
-    for heading in (
-        "K static",
-        "K per window",
-        "V static",
-        "V per window",
-        "K peak",
-        "V peak",
-        "V − K",
-        "alignment (p)",
-        "K profile",
-    ):
+    title = f"gates, {reports[0]['protocol']}: effective offsets (static / per window), peak offsets, key gate by phase"
+    result = Table("run", "head", box=box.SIMPLE_HEAD, title=title)
+    for heading in ("K offsets", "V offsets", "K peak", "V peak", "alignment (p)", "K gate / uniform"):
         result.add_column(heading, justify="right")
-    for report in reports:
+    for name, report in zip(names, reports, strict=True):
         for head in report["heads"]:
-            key, value = head["key"], head["value"]
-            cells = [f"{x:.2f}" for x in (key["static"], key["per_window"])]
-            cells += ["–", "–"] if value is None else [f"{x:.2f}" for x in (value["static"], value["per_window"])]
-            peaks = [key["peak"], None if value is None else value["peak"], head["peak_difference"]]
-            cells += ["–" if peak is None else str(peak) for peak in peaks]
-            found = head["alignment"]
+            branches, found = (head["key"], head["value"]), head["alignment"]
             known = found is not None and found["correlation"] is not None
-            cells.append(f"{found['correlation']:.2f} ({found['p_value']:.3f})" if known else "–")
-            profile = " ".join(f"{x:.1f}" for x in key["profile"])
-            result.add_row(report["model"], str(head["layer"]), str(head["head"]), *cells, profile)
+            result.add_row(
+                name,
+                f"{head['layer']}.{head['head']}",
+                *("–" if gate is None else f"{gate['static']:.2f} / {gate['per_window']:.2f}" for gate in branches),
+                *("–" if gate is None else str(gate["peak"]) for gate in branches),
+                f"{found['correlation']:.2f} ({found['p_value']:.3f})" if known else "–",
+                " ".join(f"{x:.1f}" for x in head["key"]["profile"]),
+            )
     return result
 
 
@@ -105,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
         "phase-jax gates --workdir runs/w8s8",
     )
     arguments.add_argument("--workdir", type=Path, nargs="+", required=True, help="folders of runs")
-    arguments.add_argument("--protocol", choices=PROTOCOLS, default="prefix", help="how the target is moved")
+    arguments.add_argument("--protocols", nargs="+", choices=PROTOCOLS, default=["prefix", "insequence"])
     arguments.add_argument(
         "--logical", type=int, default=LOGICAL, metavar="N", help=f"logical samples (default {LOGICAL})"
     )
@@ -115,9 +106,11 @@ def main(argv: Sequence[str]) -> int:
     from experiments.runtime import prepare
 
     prepare()
+    console = Console(width=None if sys.stdout.isatty() else 140)
     folders = [RunFolder(path) for path in options.workdir]
-    reports = [gates_run(folder, options.protocol, options.logical, options.seed) for folder in folders]
-    Console(width=None if sys.stdout.isatty() else 140).print(gates_table(reports))
-    print(*summary_lines(reports), sep="\n")
-    print(*(folder.intervention(f"gates-{options.protocol}").with_suffix(".json") for folder in folders), sep="\n")
+    for protocol in options.protocols:
+        reports = [gates_run(folder, protocol, options.logical, options.seed) for folder in folders]
+        console.print(gates_table([folder.path.name for folder in folders], reports))
+        print(*summary_lines(reports), sep="\n")
+        print(*(folder.intervention(f"gates-{protocol}").with_suffix(".json") for folder in folders), sep="\n")
     return 0

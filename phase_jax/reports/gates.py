@@ -10,6 +10,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from phase_jax.reports import figures, wording
 from phase_jax.reports.curves import Band
@@ -175,7 +176,7 @@ def profile_figure(report: Mapping) -> Figure:
 
 
 def _cycling(report: Mapping) -> Drawing:
-    fits = [f"R² {wording.number(row['r2x'])} at δ = {row['delta']:+}" for row in report["cycled"]]
+    fits = [f"R² {wording.number(row['r2x'])} at δ = {wording.signed(row['delta'])}" for row in report["cycled"]]
     return Drawing(
         f"cycling-{report['protocol']}",
         f"{wording.padding(report['protocol'])}, gates cycled by δ",
@@ -184,7 +185,7 @@ def _cycling(report: Mapping) -> Drawing:
         cycling_figure(report),
         ["δ", "phase", "predicted", "observed", "95 % interval"],
         [
-            [f"{row['delta']:+}", str(phase), *map(wording.percent, values), wording.percents(bounds)]
+            [wording.signed(row["delta"]), str(phase), *map(wording.percent, values), wording.percents(bounds)]
             for row in report["cycled"]
             for phase, (*values, bounds) in enumerate(
                 zip(row["predicted"], row["observed"], zip(*row["observed_interval"], strict=True), strict=True)
@@ -208,6 +209,9 @@ def cycling_figure(report: Mapping) -> Figure:
             axes.set_visible(False)
         for axes in grid[-1]:
             axes.set_xlabel("phase of the target key")
+        grid[0, 0].set_ylim(bottom=-0.02)  # the axes are shared
+        grid[0, 0].yaxis.set_major_locator(MaxNLocator(4))
+        grid[0, 0].yaxis.set_major_formatter(PercentFormatter(1.0))
         figure.supylabel("accuracy", fontsize=9)
         figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=3, frameon=False)
     return figure
@@ -222,6 +226,6 @@ def _draw_cycled(axes: Axes, row: Mapping, report: Mapping) -> None:
     axes.plot(row["predicted"], **ring, linewidth=0.9, label="predicted")
     observed = Band(np.array(row["observed"]), *np.array(row["observed_interval"]))
     figures.draw_band(axes, np.arange(stride), observed, figures.style_of(report["protocol"]), label="observed")
-    axes.set_title(f"δ = {delta:+}   R² {wording.number(row['r2x'])}", fontsize=8.5, pad=4)
-    figures.as_accuracy(axes, stride)
-    axes.set_yticks([0, 0.5, 1])
+    axes.set_title(f"δ = {wording.signed(delta)}   R² {wording.number(row['r2x'])}", fontsize=8.5, pad=4)
+    axes.set_xlim(-0.7, stride - 0.3)
+    axes.set_xticks(range(stride))

@@ -42,6 +42,11 @@ def number(value: float | None, digits: int = 2) -> str:
     return NONE if value is None else f"{value:,.{digits}f}"
 
 
+def signed(value: int) -> str:
+    """A whole number with its sign, as `−3`."""
+    return f"{value:+}".replace("-", "\N{MINUS SIGN}")
+
+
 def p_value(value: float | None) -> str:
     """Three digits; below a thousandth only that."""
     return NONE if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"

@@ -29,7 +29,7 @@ def copy(run, tmp_path):
 
 
 def test_gates_are_measured_at_every_checkpoint_and_once(copy, capsys, monkeypatch):
-    command = ["gates", "--workdir", str(copy), "--logical", "2"]
+    command = ["gates", "--workdir", str(copy), "--protocols", "prefix", "--logical", "2"]
     assert main(command) == 0
     printed = capsys.readouterr().out
     report = json.loads((copy / "interventions" / "gates-prefix.json").read_text())
@@ -37,13 +37,16 @@ def test_gates_are_measured_at_every_checkpoint_and_once(copy, capsys, monkeypat
     (head,) = report["heads"]
     assert head["key"]["static"] == report["path"]["static"][-1][0][0]
     assert np.sum(head["value"]["mass"]) == pytest.approx(1, abs=1e-5)
-    assert f"{head['key']['static']:.2f}" in printed and "statically concentrated" in printed
+    assert (
+        f"0.0 {head['key']['static']:.2f} / {head['key']['per_window']:.2f}" in " ".join(printed.split())
+        and "statically concentrated" in printed
+    )
     monkeypatch.setattr("phase_jax.interventions.gates.measure_gates", None)
     assert main(command) == 0, "measured before"
 
 
 def test_cycling_is_stored_delta_by_delta_and_continued(copy, capsys, monkeypatch):
-    command = ["cycle", "--workdir", str(copy), "--logical", "2", "--delta"]
+    command = ["cycle", "--workdir", str(copy), "--protocols", "prefix", "--logical", "2", "--delta"]
     assert main([*command, "-1:1"]) == 0
     assert "δ" in capsys.readouterr().out
     target = copy / "interventions" / "cycle-prefix.json"
@@ -66,7 +69,7 @@ def test_cycling_is_stored_delta_by_delta_and_continued(copy, capsys, monkeypatc
 
 def test_an_evaluation_of_the_same_prompts_is_the_clean_curve(copy):
     assert main(["evaluate", "--workdir", str(copy), "--logical", "2"]) == 0
-    assert main(["cycle", "--workdir", str(copy), "--logical", "2", "--delta", "1"]) == 0
+    assert main(["cycle", "--workdir", str(copy), "--protocols", "prefix", "--logical", "2", "--delta", "1"]) == 0
     report = json.loads((copy / "evaluations" / "prefix.json").read_text())
     cycled = json.loads((copy / "interventions" / "cycle-prefix.json").read_text())
     assert cycled["clean"] == pytest.approx(report["by_phase"])

@@ -9,7 +9,7 @@ from scipy import special
 from phase_jax.data.prompts import phase_prompts
 from phase_jax.data.vocabulary import Vocabulary
 from phase_jax.errors import UserError
-from phase_jax.interventions.gates import check_gates, gates_report, measure_gates, record_windows
+from phase_jax.interventions.gates import aligned, check_gates, gates_report, measure_gates, record_windows
 from phase_jax.model import Transformer
 from tests.model.tiny import draw_params, tiny_config
 
@@ -116,3 +116,19 @@ def test_the_report_has_every_head_and_the_path_of_every_checkpoint():
 def test_models_without_learned_gates_are_refused(variant, message):
     with pytest.raises(UserError, match=f"{variant} has {message}"):
         check_gates(tiny_config(variant), variant)
+
+
+def test_alignment_joins_heads_to_their_knockouts_and_leaves_the_boundary_out():
+    head = {"layer": 1, "head": 0, "key": {"profile": [0.1, 2.0, 1.0, 0.9]}, "alignment": None}
+    report = {"width": 4, "stride": 4, "heads": [head, {**head, "layer": 2}]}
+    losses = {"name": "1.0", "kind": "head", "loss_by_phase": [0.0, 0.3, 0.1, 0.9]}
+    others = [{**losses, "kind": "set"}, {**losses, "name": "layer 1", "kind": "layer"}]
+    first, second = aligned(report, {"knockouts": [losses, *others]})["heads"]
+    assert second["alignment"] is None
+    assert first["alignment"] == {
+        "loss_by_phase": [0.0, 0.3, 0.1, 0.9],
+        "correlation": pytest.approx(1),
+        "p_value": pytest.approx(1 / 3),
+    }
+    (overlapping, _) = aligned({**report, "width": 8}, {"knockouts": [losses]})["heads"]
+    assert overlapping["alignment"]["correlation"] == pytest.approx(0.4)
