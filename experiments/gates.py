@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -73,17 +74,31 @@ def gates_table(names: Sequence[str], reports: Sequence[dict]) -> Table:
 
 
 def summary_lines(reports: Sequence[dict]) -> list[str]:
-    """What the heads of all reports show together."""
-    heads = [head for report in reports for head in report["heads"] if head["concentrated"]]
-    both = [head["peak_difference"] for head in heads if head["value"] is not None]
-    lines = [f"{len(heads)} of {sum(len(r['heads']) for r in reports)} heads are statically concentrated"]
-    if both:
-        after = both.count(1)
-        low, high = (float(bound) for bound in wilson(after, len(both)))
-        lines.append(
-            f"in {after} of {len(both)} of them ({100 * low:.0f}–{100 * high:.0f} %) the value gate peaks one offset"
-            " after the key gate"
-        )
+    """What the heads of all reports show together: counts with Wilson's 95 % intervals."""
+    heads = [head for report in reports for head in report["heads"]]
+    known = [head for head in heads if head["alignment"]]
+    concentrated = [head for head in heads if head["concentrated"]]
+    specialised = [head for head in known if head["alignment"]["specialised"]]
+
+    def after(head: dict) -> bool:
+        return head["peak_difference"] == 1
+
+    def favoured(head: dict) -> bool:
+        return np.argmax(head["key"]["profile"]) == np.argmax(head["alignment"]["loss_by_phase"])
+
+    lines = []
+    for text, among, counts in (
+        ("heads are statically concentrated", heads, lambda head: head["concentrated"]),
+        ("of the concentrated: the value gate peaks one offset after the key gate", concentrated, after),
+        ("heads are specialised: their knockout loses some phases more than others", known, specialised.__contains__),
+        ("of the specialised: statically concentrated", specialised, lambda head: head["concentrated"]),
+        ("of the specialised: most is lost at the key gate's best phase", specialised, favoured),
+        ("of the specialised: the value gate peaks one offset after the key gate", specialised, after),
+    ):
+        if among:
+            count = sum(map(counts, among))
+            low, high = (100 * float(bound) for bound in wilson(count, len(among)))
+            lines.append(f"{count} of {len(among)} ({low:.0f}–{high:.0f} %) {text}")
     return lines
 
 

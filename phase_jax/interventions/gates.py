@@ -146,19 +146,22 @@ def gates_report(config: ModelConfig, measured: list[dict]) -> dict:
 
 
 def aligned(report: dict, knockout: dict) -> dict:
-    """A report of gates with every head's `alignment`: the points that its knockout loses at each phase, and their rank
-    correlation with the key gate's profile.
+    """A report of gates with every head's `alignment` with its knockout.
 
-    The correlation leaves the boundary phase out where W = S: no entry holds a key there and what follows it.
+    `loss_by_phase` are the points lost; `correlation` and `p_value` of their ranks and the key gate's profile leave out
+    the boundary phase where W = S, since no entry holds a key there and what follows it. `specialised`: answers are
+    lost, and not the same share of them at every residue (p < 0.05). None for a head without a knockout.
     """
-    losses = {entry["name"]: entry["loss_by_phase"] for entry in knockout["knockouts"] if entry["kind"] == "head"}
+    alone = {entry["name"]: entry for entry in knockout["knockouts"] if entry["kind"] == "head"}
     within = slice(0, -1 if report["width"] == report["stride"] else None)
 
-    def with_alignment(head: dict) -> dict:
-        loss = losses.get(f"{head['layer']}.{head['head']}")
-        if loss is None:
-            return head
+    def of_head(head: dict) -> dict | None:
+        entry = alone.get(f"{head['layer']}.{head['head']}")
+        if entry is None:
+            return None
+        loss, p_value = entry["loss_by_phase"], entry["p_relative"]
+        specialised = entry["mean_interval"][1] < 0 and p_value is not None and p_value < 0.05
         found = alignment(head["key"]["profile"][within], loss[within])
-        return {**head, "alignment": {"loss_by_phase": loss, **found}}
+        return {"loss_by_phase": loss, "specialised": specialised, **found}
 
-    return {**report, "heads": [with_alignment(head) for head in report["heads"]]}
+    return {**report, "heads": [{**head, "alignment": of_head(head)} for head in report["heads"]]}

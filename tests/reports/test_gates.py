@@ -22,7 +22,7 @@ def gates_stored(heads=2, tied=False, losses=True, steps=(100, 200)):
         numbers = {"static": 1.5 + layer, "per_window": 1.2 + layer, "peak": int(mass.argmax())}
         return {"mass": mass.tolist(), "profile": (4 * mass).tolist(), **numbers}
 
-    found = {"loss_by_phase": [0.31, 0.02, -0.01, 0.0], "correlation": 0.8, "p_value": 0.2}
+    found = {"loss_by_phase": [0.31, 0.02, -0.01, 0.0], "specialised": True, "correlation": 0.8, "p_value": 0.2}
     return {
         "model": "m",
         "protocol": "prefix",
