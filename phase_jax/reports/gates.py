@@ -156,7 +156,7 @@ def profile_figure(report: Mapping) -> Figure:
             top.plot(key, **KEY, linewidth=1.4, label="key gate")
             if head["value"]:
                 top.plot(value, **VALUE, linewidth=1.2, label="value gate")
-            top.set_title(head_name(head), fontsize=8.5, pad=4)
+            top.set_title(f"head {head_name(head)}", fontsize=8.5, pad=4)
             top.set_ylim(0, 1.08 * tallest)
             for axes in below:
                 if head["alignment"]:
