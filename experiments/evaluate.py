@@ -170,7 +170,6 @@ def once(target: Path, made_of: dict, measured: Callable[[Path], tuple[dict, dic
     reused = report is not None
     if not reused:
         report, scores = measured(journal)
-        target.with_suffix(".json").unlink(missing_ok=True)  # what is there is the report of other scores
         store(target, report, scores)
     journal.unlink(missing_ok=True)
     return report, reused
@@ -190,6 +189,7 @@ def store(target: Path, report: dict, scores: dict) -> None:
     partial = target.with_suffix(".npz.partial")
     with open(partial, "wb") as file:
         np.savez_compressed(file, **scores)
+    target.with_suffix(".json").unlink(missing_ok=True)  # what is there is the report of other scores
     partial.replace(target.with_suffix(".npz"))
     write_json(target.with_suffix(".json"), report)
 

@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from experiments.evaluate import SEED, run_prompts, store, stored, trained
+from experiments.evaluate import SEED, once, run_prompts, stored, trained
 from experiments.options import parser
 from phase_jax.data.prompts import PROTOCOLS
 from phase_jax.run import RunFolder, write_json
@@ -21,7 +21,8 @@ LOGICAL = 48  # samples, each on 24 residues: thousands of windows
 def gates_run(folder: RunFolder, protocol: str, logical: int, seed: int = SEED) -> dict:
     """The report of a run's gates at every kept checkpoint, stored as interventions/gates-<protocol>.
 
-    Raises UserError where the run is not trained, has no learned gates, or a size is impossible.
+    Where the run's knockouts are stored, heads are aligned with them. Raises UserError where the run is not trained, has
+    no learned gates, or a size is impossible.
     """
     config = trained(folder)
 
@@ -32,19 +33,24 @@ def gates_run(folder: RunFolder, protocol: str, logical: int, seed: int = SEED) 
 
     check_gates(config.model, config.id)
     steps = saved_steps(folder)
-    made_of = {"protocol": protocol, "n_logical": logical, "prompt_seed": seed}
+    made_of = {"protocol": protocol, "n_logical": logical, "prompt_seed": seed, "steps": steps}
     target = folder.intervention(f"gates-{protocol}")
-    report = stored(target, {**made_of, "steps": steps})
-    if report is None:
-        model, prompts = Transformer(config.model), run_prompts(config, **made_of)
+
+    def measured(_: Path) -> tuple[dict, dict]:
+        model, prompts = Transformer(config.model), run_prompts(config, protocol, logical, seed)
         with progress_bar() as bar:
-            task = bar.add_task(f"{config.id} gates", total=logical * len(steps), note="logical samples")
-            measured = [
+            task = bar.add_task(f"{config.id} {protocol} gates", total=logical * len(steps), note="logical samples")
+            found = [
                 measure_gates(model, load_params(config, folder, step), prompts, lambda n: bar.advance(task, n))
                 for step in steps
             ]
-        report = {"model": config.id, **made_of, "steps": steps, **gates_report(config.model, measured)}
-        store(target, report, {})
+        arrays = {
+            f"{branch}_mass": np.stack([each[branch]["mass"] for each in found])
+            for branch in found[0].keys() - {"windows"}
+        }
+        return {"model": config.id, **made_of, **gates_report(config.model, found)}, arrays
+
+    report, _ = once(target, made_of, measured)
     knockout = stored(folder.intervention(f"knockout-{protocol}"), {})
     if knockout:
         report = aligned(report, knockout)
