@@ -21,8 +21,8 @@ LOGICAL = 48  # samples, each on 24 residues: thousands of windows
 def gates_run(folder: RunFolder, protocol: str, logical: int, seed: int = SEED) -> dict:
     """The report of a run's gates at every kept checkpoint, stored as interventions/gates-<protocol>.
 
-    Where the run's knockouts are stored, heads are aligned with them. Raises UserError where the run is not trained, has
-    no learned gates, or a size is impossible.
+    Where the run's knockouts are stored, heads are aligned with them. Raises UserError where the run is not trained,
+    has no learned gates, or a size is impossible.
     """
     config = trained(folder)
 
@@ -62,7 +62,7 @@ def gates_table(names: Sequence[str], reports: Sequence[dict]) -> Table:
     """Every head's gates, a line a head."""
     title = f"gates, {reports[0]['protocol']}: effective offsets (static / per window), peak offsets, key gate by phase"
     result = Table("run", "head", box=box.SIMPLE_HEAD, title=title)
-    for heading in ("K offsets", "V offsets", "K peak", "V peak", "alignment (p)", "K gate / uniform"):
+    for heading in ("K offsets", "V offsets", "K peak", "V peak", "shift", "alignment (p)", "K gate / uniform"):
         result.add_column(heading, justify="right")
     for name, report in zip(names, reports, strict=True):
         for head in report["heads"]:
@@ -73,6 +73,7 @@ def gates_table(names: Sequence[str], reports: Sequence[dict]) -> Table:
                 f"{head['layer']}.{head['head']}",
                 *("–" if gate is None else f"{gate['static']:.2f} / {gate['per_window']:.2f}" for gate in branches),
                 *("–" if gate is None else str(gate["peak"]) for gate in branches),
+                "–" if head["best_shift"] is None else f"{head['best_shift']:+}",
                 f"{found['correlation']:.2f} ({found['p_value']:.3f})" if known else "–",
                 " ".join(f"{x:.1f}" for x in head["key"]["profile"]),
             )
@@ -89,6 +90,9 @@ def summary_lines(reports: Sequence[dict]) -> list[str]:
     def after(head: dict) -> bool:
         return head["peak_difference"] == 1
 
+    def shifted(head: dict) -> bool:
+        return head["best_shift"] == 1
+
     def favoured(head: dict) -> bool:
         return np.argmax(head["key"]["profile"]) == np.argmax(head["alignment"]["loss_by_phase"])
 
@@ -96,10 +100,12 @@ def summary_lines(reports: Sequence[dict]) -> list[str]:
     for text, among, counts in (
         ("heads are statically concentrated", heads, lambda head: head["concentrated"]),
         ("of the concentrated: the value gate peaks one offset after the key gate", concentrated, after),
+        ("of the concentrated: the value gate is the key gate moved by one offset", concentrated, shifted),
         ("heads are specialised: their knockout loses some phases more than others", known, specialised.__contains__),
         ("of the specialised: statically concentrated", specialised, lambda head: head["concentrated"]),
         ("of the specialised: most is lost at the key gate's best phase", specialised, favoured),
         ("of the specialised: the value gate peaks one offset after the key gate", specialised, after),
+        ("of the specialised: the value gate is the key gate moved by one offset", specialised, shifted),
     ):
         if among:
             count = sum(map(counts, among))

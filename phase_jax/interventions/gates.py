@@ -14,7 +14,7 @@ from phase_jax.data.prompts import RECORD_LENGTH, PhasePrompts
 from phase_jax.errors import UserError
 from phase_jax.geometry import Windows
 from phase_jax.model import ModelConfig, Transformer
-from phase_jax.statistics import alignment, effective_offsets, gate_profile
+from phase_jax.statistics import alignment, best_shift, effective_offsets, gate_profile
 from phase_jax.statistics.gates import CONCENTRATED
 
 BATCH = 8  # logical samples a call
@@ -110,9 +110,9 @@ def gates_report(config: ModelConfig, measured: list[dict]) -> dict:
     """What `measure_gates` found at successive checkpoints, as JSON: the last one's heads, and the way there.
 
     `heads` has one item a KV head: `layer`, `head`; for `key` and `value` (None where tied) the statistics of
-    `measure_gates`; `peak_difference`, offsets from the key's peak to the value's; `concentrated`, whether the key gate
-    covers fewer than CONCENTRATED · W offsets; `alignment`, which `aligned` fills in. `path` has the key gates'
-    `static` and `per_window` [steps][L][K].
+    `measure_gates`; `peak_difference`, offsets from the key's peak to the value's; `best_shift` of the key's masses
+    onto the value's; `concentrated`, whether the key gate covers fewer than CONCENTRATED · W offsets; `alignment`,
+    which `aligned` fills in. `path` has the key gates' `static` and `per_window` [steps][L][K].
     """
     last = measured[-1]
 
@@ -131,6 +131,7 @@ def gates_report(config: ModelConfig, measured: list[dict]) -> dict:
                 "key": key,
                 "value": value,
                 "peak_difference": None if value is None else value["peak"] - key["peak"],
+                "best_shift": None if value is None else best_shift(key["mass"], value["mass"]),
                 "concentrated": key["static"] < CONCENTRATED * config.window,
                 "alignment": None,
             }

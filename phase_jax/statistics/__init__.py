@@ -14,7 +14,7 @@ from phase_jax.statistics.comparison import Comparison, compare
 from phase_jax.statistics.curves import summarise
 from phase_jax.statistics.cycling import cycling_report
 from phase_jax.statistics.dependence import failure_correlation, row_correlation
-from phase_jax.statistics.gates import alignment, effective_offsets, gate_profile
+from phase_jax.statistics.gates import alignment, best_shift, effective_offsets, gate_profile
 from phase_jax.statistics.hypothesis_tests import cochran_q, holm, permutation_test, verdict
 from phase_jax.statistics.intervals import clopper_pearson, wilson
 from phase_jax.statistics.period import detect_period
@@ -31,6 +31,7 @@ __all__ = [
     "SweepPeriod",
     "alignment",
     "as_correct",
+    "best_shift",
     "bootstrap_curves",
     "change_report",
     "clopper_pearson",

@@ -23,6 +23,15 @@ def gate_profile(mass, phases, stride: int) -> np.ndarray:
     return mass @ member / (member.sum(axis=0) / len(member))
 
 
+def best_shift(key, value) -> int:
+    """The offsets by which mean weights `key[W]` have to move to lie on `value[W]` best: the d of the largest
+    Σ_i key_i · value_{i+d}.
+
+    Where gates favour two neighbours alike, it is sure and the distance of the peaks is not.
+    """
+    return int(np.correlate(value, key, "full").argmax()) - (len(key) - 1)
+
+
 def alignment(profile, loss) -> dict:
     """Spearman correlation of `profile[S]` and `loss[S]`, and the two-sided p value of pairing phases at random.
 

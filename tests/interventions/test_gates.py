@@ -103,6 +103,7 @@ def test_the_report_has_every_head_and_the_path_of_every_checkpoint():
     report = gates_report(config, [earlier, {"windows": 9, "key": key, "value": value}])
     assert [(head["layer"], head["head"]) for head in report["heads"]] == [(0, 0), (1, 0)]
     assert [head["peak_difference"] for head in report["heads"]] == [1, -1]
+    assert [head["best_shift"] for head in report["heads"]] == [0, 0]
     assert [head["concentrated"] for head in report["heads"]] == [True, False], "below 0.8 · 4 = 3.2"
     assert report["path"]["static"] == [[[2.1], [pytest.approx(3.8)]], [[2.0], [3.7]]]
     tied = gates_report(config, [{"windows": 9, "key": key}])

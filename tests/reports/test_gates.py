@@ -38,6 +38,7 @@ def gates_stored(heads=2, tied=False, losses=True, steps=(100, 200)):
                 "key": branch(layer),
                 "value": None if tied else branch(layer),
                 "peak_difference": None if tied else 1,
+                "best_shift": None if tied else 1,
                 "concentrated": layer == 0,
                 "alignment": found if losses and layer == 0 else None,
             }

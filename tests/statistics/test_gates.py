@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from phase_jax.statistics import alignment, effective_offsets, gate_profile
+from phase_jax.statistics import alignment, best_shift, effective_offsets, gate_profile
 from phase_jax.statistics.gates import CONCENTRATED
 
 PUBLISHED = json.loads((Path(__file__).parent / "data" / "published_gates.json").read_text())["gates"]
@@ -37,6 +37,23 @@ def test_nine_published_heads_are_concentrated_and_six_have_their_value_peak_one
         same = np.argmax(model["key_profile"], axis=1) == np.argmax(model["value_profile_rolled"], axis=1)
         after += list(same[concentrated])
     assert (len(after), sum(after)) == (9, 6)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "shift"),
+    [
+        ([0, 1, 0, 0], [0, 0, 1, 0], 1),
+        ([0, 0, 0, 1], [1, 0, 0, 0], -3),
+        ([0.25] * 4, [0.25] * 4, 0),
+        ([0.45, 0.47, 0.05, 0.03], [0.1, 0.35, 0.4, 0.15], 1),  # the peaks differ by one
+        ([0.47, 0.45, 0.05, 0.03], [0.1, 0.35, 0.4, 0.15], 1),  # here by two
+        ([1], [1], 0),
+    ],
+)
+def test_the_shift_that_lays_one_gate_on_the_other(key, value, shift):
+    assert best_shift(key, value) == shift
+    products = {d: sum(k * value[i + d] for i, k in enumerate(key) if 0 <= i + d < len(key)) for d in range(-3, 4)}
+    assert products[shift] == pytest.approx(max(products.values()))
 
 
 @pytest.mark.parametrize("layer", [14, 10, 9])
