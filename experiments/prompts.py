@@ -59,13 +59,13 @@ def excerpt(tokenizer, tokens: np.ndarray, position: int, length: int) -> str:
     return f"target {tokenizer.decode(record)!r} at token {position}; the end {tokenizer.decode(end)!r}"
 
 
-def check(path: Path) -> int:
-    """Reads a file of prompts, which checks it, and says what is in it."""
+def check(path: Path, name: str | None) -> int:
+    """Reads a file of prompts, which checks it, and says what is in it, as the tokenizer `name` shows it."""
     prompts, manifest = read_prompts(path)
     print(f"{path} is whole: {summary(manifest)}")
-    tokenizer = load_tokenizer(manifest["tokenizer"]["name"])
+    tokenizer = load_tokenizer(name or manifest["tokenizer"]["name"])
     if tokenizer.hash != manifest["tokenizer"]["sha256"]:
-        raise UserError(f"{path} was made with another version of tokenizer '{tokenizer.name}': make it anew")
+        raise UserError(f"{path} was made with another vocabulary than tokenizer '{tokenizer.name}': name its own")
     position = int(prompts.target_position[0, 0])
     print(excerpt(tokenizer, prompts.tokens[0, 0], position, manifest["record_length"]))
     return 0
@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     what.add_argument("--out", type=Path, metavar="FILE", help="the .npz to write")
     what.add_argument("--check", type=Path, metavar="FILE", help="read a file of prompts instead, and check it")
     arguments.add_argument("--task", choices=TASKS, default="needle", help="key:value lines, or bare pairs (records)")
-    arguments.add_argument("--tokenizer", default="qwen", help=f"{', '.join(SHIPPED)}, or a tokenizer.json")
+    arguments.add_argument("--tokenizer", help=f"{', '.join(SHIPPED)}, or a tokenizer.json (default qwen)")
     arguments.add_argument("--protocol", choices=PROTOCOLS, default="prefix", help="how the target is moved")
     for name in ("tokens", "records", "residues", "samples", "demonstrations", "closing_filler"):
         usual = ", ".join(f"{task} {values[name]}" for task, values in TASKS.items())
@@ -94,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
     arguments.add_argument("--seed", type=int, default=0)
     options = arguments.parse_args(argv)
     if options.check:
-        return check(options.check)
+        return check(options.check, options.tokenizer)
 
     began = time.perf_counter()
     chosen = {
@@ -102,7 +102,7 @@ def main(argv: Sequence[str]) -> int:
         for name, usual in TASKS[options.task].items()
     }
     keys, values = chosen.pop("keys"), chosen.pop("values")
-    tokenizer = load_tokenizer(options.tokenizer)
+    tokenizer = load_tokenizer(options.tokenizer or "qwen")
     bos = tokenizer.bos if options.bos is None else special_token(tokenizer, options.bos)
     after_key, after_value = AROUND[options.task]
     lexicon = make_lexicon(

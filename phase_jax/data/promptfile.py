@@ -117,7 +117,7 @@ def _whole_file(path: Path, size: int) -> Iterator[zipfile.ZipFile]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(path.parent).free < size:
-            raise UserError(f"{path} takes {size / 2**30:.1f} GiB, which the disk does not have: choose another --out")
+            raise UserError(f"{path} takes {size / 2**20:,.1f} MiB, which the disk does not have: choose another --out")
         with open(partial, "wb") as file:
             with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
                 yield archive

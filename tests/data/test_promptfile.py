@@ -125,7 +125,7 @@ def test_a_writer_that_is_stopped_leaves_nothing_and_keeps_what_was_there(writte
 def test_a_disk_that_has_not_the_room_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    with pytest.raises(UserError, match=r"p\.npz takes 0\.0 GiB, which the disk does not have: choose another --out"):
+    with pytest.raises(UserError, match=r"p\.npz takes 0\.2 MiB, which the disk does not have: choose another --out"):
         write_prompts(tmp_path / "deeper" / "p.npz", made(), ByteTokenizer(), {}, lambda done: None)
     assert not list((tmp_path / "deeper").iterdir())
 

@@ -94,10 +94,12 @@ def test_a_file_made_with_another_vocabulary_is_told(name, tmp_path, capsys, mon
     capsys.readouterr()
     assert "no whole file of prompts" in refused(capsys, "--check", out)
     assert run(*NEEDLE, "--out", out) == 0
-    monkeypatch.setattr(prompts, "load_tokenizer", lambda name: dataclasses.replace(loaded(name), hash="other"))
     capsys.readouterr()
+    assert run("--check", out, "--tokenizer", "bytes") == 2
+    assert "was made with another vocabulary than tokenizer 'bytes'" in capsys.readouterr().err
+    monkeypatch.setattr(prompts, "load_tokenizer", lambda name: dataclasses.replace(loaded(name), hash="other"))
     assert run("--check", out) == 2
-    assert "was made with another version of tokenizer 'qwen'" in capsys.readouterr().err
+    assert "was made with another vocabulary than tokenizer 'qwen'" in capsys.readouterr().err
 
 
 def test_out_or_check_is_needed(capsys):
