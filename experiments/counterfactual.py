@@ -16,13 +16,6 @@ from phase_jax.run import RunFolder
 
 LOGICAL = 240  # samples, each on 24 residues under ten conditions
 
-CAUSES = {
-    "boundary": "boundary",
-    "input": "input-dependent gates",
-    "static": "static gates",
-    "payload": "payload maps",
-}
-
 
 def counterfactual_run(
     folder: RunFolder,
@@ -80,34 +73,18 @@ def counterfactual_run(
 
 def table(report: dict) -> Table:
     """The causes of a run's gap, a line each, in points."""
-    conditions = report["conditions"]
-    clean = conditions["clean"]
+    from phase_jax.reports.counterfactual import HEADINGS, rows
+
+    clean = report["conditions"]["clean"]
     title = (
         f"{report['model']}, {report['protocol']} padding, {report['n_logical']} logical samples: mean"
         f" {100 * clean['mean']:.1f}, gap {100 * clean['gap']:.1f}"
     )
-    result = Table("cause", title=title, box=box.SIMPLE_HEAD)
-    for heading in ("gap explained alone", "95 %", "mean without it", "in this order", "95 %", "mean left"):
+    result = Table(HEADINGS[0], title=title, box=box.SIMPLE_HEAD)
+    for heading in HEADINGS[1:]:
         result.add_column(heading, justify="right")
-
-    def explained(entry: dict | None) -> list[str]:
-        if entry is None:
-            return ["–", ""]
-        low, high = entry["gap_interval"]
-        return [f"{100 * entry['gap']:+.1f}", f"{100 * low:+.1f} … {100 * high:+.1f}"]
-
-    def mean(name: str) -> str:
-        return f"{100 * conditions[name]['mean']:.1f}"
-
-    taken = ""
-    for cause, words in CAUSES.items():
-        taken = f"{taken}+{cause}".strip("+")
-        own = explained(report["alone"][cause])
-        result.add_row(words, *own, mean(cause), *explained(report["in_order"][cause]), mean(taken))
-    low, high = (100 * bound for bound in report["remains"]["gap_interval"])
-    result.add_row("what remains", "", "", "", f"{100 * report['remains']['gap']:.1f}", f"{low:.1f} … {high:.1f}", "")
-    for name, words in {"uniform": "both kinds of gates (uniform)", "shuffled": "gates of another head"}.items():
-        result.add_row(words, *explained(report["alone"][name]), mean(name), "", "", "")
+    for row in rows(report):
+        result.add_row(*row)
     return result
 
 

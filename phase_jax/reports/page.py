@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from phase_jax.errors import UserError
-from phase_jax.reports import figures, gates, knockout, wording
+from phase_jax.reports import counterfactual, figures, gates, knockout, wording
 from phase_jax.reports.curves import Band, Curves, folded, unfolded
 from phase_jax.reports.results import Result, Run
 from phase_jax.statistics import holm
@@ -177,11 +177,12 @@ def _causes(run: Run, anchor: str) -> list[Picture]:
                 figures.render(drawing.figure),
                 Table(drawing.headings, drawing.rows),
             )
-            for drawing in (*knockout.drawings(run.interventions), *gates.drawings(run.interventions))
+            for made in (knockout, counterfactual, gates)
+            for drawing in made.drawings(run.interventions)
         ]
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise UserError(
-            f"{run.source / 'interventions'}: a file there is not as phase-jax knockout, gates and cycle store it"
+            f"{run.source / 'interventions'}: a file there is not as our causal tools store it"
             f" ({type(error).__name__}: {error}); remove it and measure again"
         ) from None
 

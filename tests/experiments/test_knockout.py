@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.cli import main
-from phase_jax.reports import knockout
+from phase_jax.reports import counterfactual, knockout
 from phase_jax.run import RunFolder, write_json
 from phase_jax.training import loop
 from tests.model.tiny import draw_params
@@ -81,6 +81,12 @@ def test_causes_are_measured_once_and_shown(run_of, capsys, monkeypatch):
     assert report["alone"]["shuffled"] is None and report["alone"]["boundary"] is not None
     monkeypatch.setattr("phase_jax.interventions.counterfactual.measure", None)
     assert main(command) == 0 and "measured before" in capsys.readouterr().out
+    (drawing,) = counterfactual.drawings({"counterfactual-prefix": report})
+    assert len(drawing.figure.axes) == 1 and drawing.rows[4][0] == "what remains"
+    # With windows that overlap there is no boundary to draw or name.
+    none = {column: {**report[column], "boundary": None} for column in ("alone", "in_order")}
+    (drawing,) = counterfactual.drawings({"counterfactual-prefix": {**report, **none}})
+    assert drawing.rows[0][1] == "–" and "boundary" not in drawing.description
 
 
 @pytest.mark.parametrize(
