@@ -168,7 +168,8 @@ def _from_json(name: str, path: Path) -> Tokenizer:
     inner.encode_special_tokens = True
     special = _special_tokens(path.with_name("tokenizer_config.json"))
     bos, end_of_text = (inner.token_to_id(special[kind]) if kind in special else None for kind in ("bos", "eos"))
-    return _HuggingFace(name, inner.get_vocab_size(), bos, end_of_text, _sha256(content), inner)
+    size = max(inner.get_vocab().values()) + 1  # ids may have gaps
+    return _HuggingFace(name, size, bos, end_of_text, _sha256(content), inner)
 
 
 def _special_tokens(config: Path) -> dict[str, str]:
@@ -222,9 +223,9 @@ def vocabulary_words(tokenizer: Tokenizer, digits: bool = False) -> np.ndarray:
     With `digits`, of every token that is digits alone. Read-only, since it is kept.
     """
     # Read behind a letter: some decoders drop the space that a text begins with.
-    (anchor,) = tokenizer.encode("a")
-    shown = len(tokenizer.decode([anchor]))
-    pieces = (tokenizer.decode([anchor, i])[shown:] for i in range(tokenizer.size))
+    letter = tokenizer.encode("a")
+    shown = len(tokenizer.decode(letter))
+    pieces = (tokenizer.decode([*letter, i])[shown:] for i in range(tokenizer.size))
 
     def wanted(piece: str) -> bool:
         return piece.isascii() and (piece.isdigit() if digits else piece[:1] == " " and piece[1:].isalpha())
