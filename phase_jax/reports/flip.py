@@ -13,59 +13,60 @@ CONTINUATIONS = {
     "right": {"color": COLORS["target"], "marker": "o"},
     "wrong": {"color": COLORS["insequence"], "marker": "s"},
 }
+ODDS = {"color": COLORS["prefix"], "marker": "D"}
 
 
 def flip_figure(report: Mapping) -> Figure:
-    """Probability of both continuations against the filler's length, a panel a filler family.
+    """Against the filler's length, a column a filler family: probabilities of both continuations, and their log-odds.
 
     Where there is a period, the lengths at which the wrong one is preferred on average have a ground of their own.
     """
     families, lengths = report["families"], np.array(report["lengths"])
-    columns = min(2, len(families))
-    rows = -(-len(families) // columns)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(PANEL_WIDTH * columns, 0.6 + 2.1 * rows), layout="constrained")
-        grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
-        for axes, family in zip(grid, families, strict=False):
+        figure = Figure(figsize=(0.6 * PANEL_WIDTH * len(families) + 0.8, 4.2), layout="constrained")
+        grid = figure.subplots(2, len(families), sharex=True, sharey="row", squeeze=False)
+        for (top, bottom), family in zip(grid.T, families, strict=True):
             for group in report["groups"] or ():
                 if group["prefers"] == "wrong":
                     for length in lengths[np.isin(lengths % report["period"], group["phases"])]:
-                        axes.axvspan(length - 0.5, length + 0.5, color=COLORS["shade"], linewidth=0, zorder=0)
+                        for axes in (top, bottom):
+                            axes.axvspan(length - 0.5, length + 0.5, color=COLORS["shade"], linewidth=0, zorder=0)
             for name, style in CONTINUATIONS.items():
                 text = report.get(f"{name}_text")
                 label = name if text is None else f"{name}: {text!r}"
-                draw_band(axes, lengths, Band(np.array(family[name])), style, label=label)
-            period = family["period"] or "none"
-            axes.set_title(f"{family['filler']}, period {period}")
-            axes.set_ylim(-0.02, 1.02)
-            axes.set_xlim(lengths[0] - 0.7, lengths[-1] + 0.7)
-        for axes in grid[len(families) :]:
-            axes.set_visible(False)
-        for axes in grid[-columns:]:
-            axes.set_xlabel("filler tokens")
-        figure.supylabel("probability", fontsize=9)
-        figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper right", ncols=2, frameon=False)
+                draw_band(top, lengths, Band(np.array(family[name])), style, label=label)
+            bottom.axhline(0, color=COLORS["quiet"], linewidth=0.8, zorder=1)
+            draw_band(bottom, lengths, Band(np.array(family["log_odds"])), ODDS)
+            top.set_title(f"{family['filler']}, period {family['period'] or 'none'}")
+            top.set_ylim(-0.02, 1.02)
+            bottom.set_xlim(lengths[0] - 0.7, lengths[-1] + 0.7)
+            bottom.set_xlabel("filler tokens")
+        grid[0, 0].set_ylabel("probability")
+        grid[1, 0].set_ylabel("log-odds (nats)")
+        figure.align_ylabels(grid[:, 0])
+        figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=2, frameon=False)
     return figure
 
 
 def flip_sentence(report: Mapping) -> str:
     """What was found, in plain words."""
     count, rankings, wrong = len(report["lengths"]), report["rankings"], report["wrong"]
+    stride = "" if report.get("S") is None else f" The model's stride is {report['S']}."
     if report["period"] is None:
         return (
             f"No period stands out over {count} filler lengths; the wrong continuation is preferred in {wrong} of"
-            f" {rankings} rankings."
+            f" {rankings} rankings.{stride}"
         )
     found = f"The odds repeat every {report['period']} filler tokens (p = {report['p_value']:.2g})"
     groups = report["groups"]
     if len(groups) == 1:
         return (
             f"{found}, but no preference flips: at every phase the {groups[0]['prefers']} continuation is preferred on"
-            f" average, the wrong one in {wrong} of {rankings} rankings."
+            f" average; the wrong one in {wrong} of {rankings} rankings.{stride}"
         )
     said = [
         f"the {group['prefers']} continuation is preferred at lengths ≡ {', '.join(map(str, group['phases']))} (mod"
         f" {report['period']}; mean probabilities right {group['right']:.3g}, wrong {group['wrong']:.3g})"
         for group in groups
     ]
-    return f"{found}: {', '.join(said)}; {report['following']} of {rankings} rankings follow."
+    return f"{found}: {', '.join(said)}; {report['following']} of {rankings} rankings follow.{stride}"
