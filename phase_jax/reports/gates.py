@@ -211,7 +211,7 @@ def cycling_figure(report: Mapping) -> Figure:
             axes.set_xlabel("phase of the target key")
         grid[0, 0].set_ylim(bottom=-0.02)  # the axes are shared
         grid[0, 0].yaxis.set_major_locator(MaxNLocator(4))
-        grid[0, 0].yaxis.set_major_formatter(PercentFormatter(1.0))
+        grid[0, 0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         figure.supylabel("accuracy", fontsize=9)
         figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=3, frameon=False)
     return figure
