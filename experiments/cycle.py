@@ -63,17 +63,17 @@ def _arrays(target: Path) -> dict[str, np.ndarray]:
         return dict(arrays)
 
 
-def delta_range(text: str, option: str = "--delta") -> list[int]:
-    """The whole numbers of `-3:3`, ends included and 0 left out, or of one number. Raises UserError for other text."""
+def delta_range(text: str) -> list[int]:
+    """The whole numbers of `-3:3`, ends included and 0 left out, or one number. Raises UserError for other text."""
     try:
         ends = [int(part) for part in text.split(":")]
     except ValueError:
         ends = []
     if len(ends) not in (1, 2):
-        raise UserError(f"{option} {text}: give a whole number or a range of them, such as -3:3")
+        raise UserError(f"--delta {text}: give a whole number or a range of them, such as -3:3")
     deltas = [delta for delta in range(ends[0], ends[-1] + 1) if delta]
     if not deltas:
-        raise UserError(f"{option} {text}: no offset to move the gates by; the smaller end comes first, as in -3:3")
+        raise UserError(f"--delta {text}: no offset to move the gates by; the smaller end comes first, as in -3:3")
     return deltas
 
 
@@ -81,9 +81,10 @@ def cycling_table(report: dict) -> Table:
     """What cycling did, a line a δ."""
     title = f"{report['model']}, {report['protocol']}: accuracy where the gates were cycled by δ"
     result = Table("δ", title=title, box=box.SIMPLE_HEAD)
-    for heading in ("mean", "R² all", "R² without S − 1", "R² interior", "error interior"):
-        result.add_column(heading, justify="right")
-    for heading in ("best interior phase", "of the predicted accuracy"):
+    for heading in (
+        *("mean", "R² all", "R² without S − 1", "R² interior", "error interior"),
+        *("best interior phase", "of the predicted accuracy"),
+    ):
         result.add_column(heading, justify="right")
     for row in report["cycled"]:
         best = row["best"]

@@ -81,37 +81,44 @@ def gates_table(names: Sequence[str], reports: Sequence[dict]) -> Table:
 
 
 def summary_lines(reports: Sequence[dict]) -> list[str]:
-    """What the heads of all reports show together: counts with Wilson's 95 % intervals."""
+    """What the heads of all reports show together: counts with Wilson's 95 % intervals.
+
+    Where values are keys there is no value gate, and those heads do not count in what is said of it.
+    """
     heads = [head for report in reports for head in report["heads"]]
     known = [head for head in heads if head["alignment"]]
-    concentrated = [head for head in heads if head["concentrated"]]
-    specialised = [head for head in known if head["alignment"]["specialised"]]
-
-    def after(head: dict) -> bool:
-        return head["peak_difference"] == 1
-
-    def shifted(head: dict) -> bool:
-        return head["best_shift"] == 1
-
-    def favoured(head: dict) -> bool:
-        return np.argmax(head["key"]["profile"]) == np.argmax(head["alignment"]["loss_by_phase"])
-
-    lines = []
-    for text, among, counts in (
-        ("heads are statically concentrated", heads, lambda head: head["concentrated"]),
-        ("of the concentrated: the value gate peaks one offset after the key gate", concentrated, after),
-        ("of the concentrated: the value gate is the key gate moved by one offset", concentrated, shifted),
-        ("heads are specialised: their knockout loses some phases more than others", known, specialised.__contains__),
-        ("of the specialised: statically concentrated", specialised, lambda head: head["concentrated"]),
-        ("of the specialised: most is lost at the key gate's best phase", specialised, favoured),
-        ("of the specialised: the value gate peaks one offset after the key gate", specialised, after),
-        ("of the specialised: the value gate is the key gate moved by one offset", specialised, shifted),
-    ):
-        if among:
-            count = sum(map(counts, among))
-            low, high = (100 * float(bound) for bound in wilson(count, len(among)))
-            lines.append(f"{count} of {len(among)} ({low:.0f}–{high:.0f} %) {text}")
+    kinds = {
+        "concentrated": [head for head in heads if head["concentrated"]],
+        "specialised": [head for head in known if head["alignment"]["specialised"]],
+    }
+    lines = [_count(kinds["concentrated"], heads, "heads are statically concentrated")]
+    if known:
+        lines.append(_count(kinds["specialised"], known, "heads are specialised: they matter more at some phases"))
+    for kind, of_kind in kinds.items():
+        both = [head for head in of_kind if head["value"]]
+        after = [head for head in both if head["peak_difference"] == 1]
+        moved = [head for head in both if head["best_shift"] == 1]
+        if both:
+            lines.append(_count(after, both, f"{kind} heads have their value gate's peak one offset after the key's"))
+            lines.append(_count(moved, both, f"{kind} heads' value gate is the key gate moved by one offset"))
+    specialised = kinds["specialised"]
+    if specialised:
+        both = [head for head in specialised if head["concentrated"]]
+        best = [
+            head for head in specialised if _best(head["key"]["profile"]) == _best(head["alignment"]["loss_by_phase"])
+        ]
+        lines.append(_count(both, specialised, "specialised heads are statically concentrated"))
+        lines.append(_count(best, specialised, "specialised heads lose most at their key gate's best phase"))
     return lines
+
+
+def _best(values: Sequence[float]) -> int:
+    return int(np.argmax(values))
+
+
+def _count(some: Sequence, among: Sequence, what: str) -> str:
+    low, high = (100 * float(bound) for bound in wilson(len(some), len(among)))
+    return f"{len(some)} of {len(among)} ({low:.0f}–{high:.0f} %) {what}"
 
 
 def main(argv: Sequence[str]) -> int:

@@ -85,7 +85,38 @@ def commands(run: "Run") -> list[str]:
         if report.get("prompts"):
             options = [f"--prompts={report['prompts']}"]
         lines.append(shlex.join(["phase-jax", "evaluate", workdir, *options]))
-    return lines
+    return lines + [
+        shlex.join(
+            ["phase-jax", verb, workdir, f"--protocols={name.removeprefix(f'{verb}-')}", *_causal_options(found)]
+        )
+        for verb in CAUSAL_VERBS
+        for name, found in run.interventions.items()
+        if name.startswith(f"{verb}-")
+    ]
+
+
+# Gates are aligned with knockouts, which therefore come before.
+CAUSAL_VERBS = ("knockout", "counterfactual", "gates", "cycle")
+_FLAGS = {
+    "n_logical": "--logical",
+    "prompt_seed": "--seed",
+    "calibration_logical": "--calibration",
+    "calibration_seed": "--calibration-seed",
+    "means": "--means",
+    "band": "--band",
+    "controls": "--controls",
+}
+
+
+def _causal_options(found: Mapping) -> list[str]:
+    """The flags with which a stored result of a causal tool was made."""
+    options = [f"{flag}={found[name]}" for name, flag in _FLAGS.items() if name in found]
+    if found.get("sets"):
+        options += ["--sets", *found["sets"]]
+    if found.get("cycled"):
+        deltas = [row["delta"] for row in found["cycled"]]
+        options.append(f"--delta={min(deltas)}:{max(deltas)}")
+    return options
 
 
 def overrides(config: Mapping) -> list[str]:

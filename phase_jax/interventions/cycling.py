@@ -2,18 +2,24 @@
 
 import jax.numpy as jnp
 
+from phase_jax.data.prompts import RESIDUES
 from phase_jax.errors import UserError
 from phase_jax.interventions.gates import check_gates
 from phase_jax.model import ModelConfig
 
 
 def check_cycling(config: ModelConfig, deltas: list[int], name: str) -> None:
-    """Raises UserError for a model whose offsets are not its phases, or a δ that is not within ±(W − 1)."""
+    """Raises UserError for a model whose offsets are not its phases or cannot be swept, or a δ not within ±(W − 1)."""
     check_gates(config, name)
     if config.window != config.stride:
         raise UserError(
             f"{name} has windows of {config.window} every {config.stride}: gates cycle only where W = S, so that an"
             " offset is a phase; choose such a model"
+        )
+    if RESIDUES % config.stride:
+        raise UserError(
+            f"{name} has a stride of {config.stride}, which does not divide the {RESIDUES} residues of a phase sweep:"
+            " choose a model whose stride does"
         )
     beyond = [delta for delta in deltas if abs(delta) >= config.window]
     if beyond:

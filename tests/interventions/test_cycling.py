@@ -63,3 +63,8 @@ def test_cycled_gates_over_cycled_tokens_make_the_same_entries_where_payload_map
 def test_models_and_offsets_that_cannot_cycle_are_refused(variant, deltas, message):
     with pytest.raises(UserError, match=message):
         check_cycling(tiny_config(variant), deltas, variant)
+
+
+def test_a_stride_that_the_residues_do_not_fold_to_is_refused():
+    with pytest.raises(UserError, match="a stride of 5, which does not divide the 24 residues"):
+        check_cycling(tiny_config("kvc_w4s4_1kv", window=5, stride=5), [1], "w5s5")

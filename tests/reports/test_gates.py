@@ -12,6 +12,8 @@ from phase_jax.run import write_json
 from phase_jax.statistics import cycling_report, simulate
 from tests.reports.lab import write_run
 
+MADE_OF = {"protocol": "prefix", "n_logical": 2, "prompt_seed": 0}
+
 
 def gates_stored(heads=2, tied=False, losses=True, steps=(100, 200)):
     """As phase-jax gates writes it, of a model W4/S4 with one head in each layer."""
@@ -25,8 +27,7 @@ def gates_stored(heads=2, tied=False, losses=True, steps=(100, 200)):
     found = {"loss_by_phase": [0.31, 0.02, -0.01, 0.0], "specialised": True, "correlation": 0.8, "p_value": 0.2}
     return {
         "model": "m",
-        "protocol": "prefix",
-        "n_logical": 2,
+        **MADE_OF,
         "steps": list(steps),
         "width": 4,
         "stride": 4,
@@ -57,7 +58,7 @@ def cycle_stored(deltas=(-1, 1), stride=4):
     clean = simulate(np.tile(np.linspace(0.1, 0.9, stride), 24 // stride), 30, 0.2, rng)
     rows = [cycling_report(clean, np.roll(clean, delta, axis=1), delta, stride, replicates=50) for delta in deltas]
     curve = clean.reshape(30, -1, stride).mean(axis=(0, 1)).tolist()
-    return {"model": "m", "protocol": "prefix", "stride": stride, "clean": curve, "cycled": rows}
+    return {"model": "m", **MADE_OF, "stride": stride, "clean": curve, "cycled": rows}
 
 
 def test_drawings_tell_the_stored_numbers():
@@ -119,6 +120,9 @@ def test_the_page_and_the_card_show_them(run, tmp_path):
     names = {f"kvc_w8s8_1kv_baseline-{name}-prefix" for name in ("concentration", "profiles", "cycling")}
     assert all(f'<figure id="{name}"' in out.read_text() for name in names) and "Inside the model" in out.read_text()
     assert all(f"({out.stem}-figures/{name}.png)" in out.with_suffix(".md").read_text() for name in names)
+    workdir = f"--workdir={run} --protocols=prefix --logical=2 --seed=0"
+    assert f"phase-jax gates {workdir}\n" in out.read_text()
+    assert f"phase-jax cycle {workdir} --delta=-1:1\n" in out.read_text()
 
 
 def test_a_damaged_result_is_one_line(run, tmp_path, capsys):
