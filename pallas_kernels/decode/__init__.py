@@ -1,5 +1,8 @@
 """Attention of one new token a sequence over what the cache holds, in one softmax (SPEC §1)."""
 
+import importlib
+from types import ModuleType
+
 import jax
 import jax.numpy as jnp
 
@@ -29,7 +32,6 @@ def decode_attention(
     """
     batch, heads, head_dim = q.shape
     kv_heads = far[0].shape[2]
-    form = choose("decode", implementation, "full" if near is None else "entries", q.dtype, _unsupported(q.dtype))
     position = jnp.broadcast_to(position, (batch,))
     if not far[0].shape[1]:  # no room for an entry: one that nobody sees
         far = tuple(jnp.pad(x, [(0, 0), (0, 1), (0, 0), (0, 0)]) for x in far)
@@ -38,21 +40,15 @@ def decode_attention(
     first = None if near is None else jnp.maximum(exact.first(position), 0) - (position - exact.reach + 1)
     q = (q * head_dim**-0.5).reshape(batch, kv_heads, heads // kv_heads, head_dim)
     sink = None if sink is None else sink.astype(jnp.float32).reshape(kv_heads, -1)
+    kind = "full" if near is None else "entries"
+    form = choose("decode", implementation, kind, q.dtype, lambda form: _pallas(form).unsupported(q, far))
     if form.name == "xla":
         out = reference.decode_attention(q, far, near, count, first, sink)
     else:
-        from pallas_kernels.decode import tpu
-
-        out = tpu.decode_attention(q, far, near, count, first, sink, form.interpret)
+        out = _pallas(form).decode_attention(q, far, near, count, first, sink, form.interpret)
     return out.reshape(batch, heads, head_dim)
 
 
-def _unsupported(dtype):
-    def why_not(form: Form) -> str | None:
-        if form.name == "gpu":
-            return "there is no form for GPUs"
-        if dtype not in (jnp.float32, jnp.bfloat16):
-            return f"{dtype} queries: it computes in float32 and bfloat16"
-        return None
-
-    return why_not
+def _pallas(form: Form) -> ModuleType:
+    """The module of a Pallas form, imported where it is asked for: Pallas takes a second to import."""
+    return importlib.import_module(f"{__name__}.{form.name}")

@@ -17,6 +17,12 @@ from phase_jax.axes import KeysAndValues
 _KEYS = 1024  # of a block, all heads together
 
 
+def unsupported(q: jax.Array, far: KeysAndValues) -> str | None:
+    """Why queries cannot be served, None where they can."""
+    del far
+    return None if q.dtype in (jnp.float32, jnp.bfloat16) else f"{q.dtype} queries: it takes float32 and bfloat16"
+
+
 def decode_attention(
     q: jax.Array,
     far: KeysAndValues,

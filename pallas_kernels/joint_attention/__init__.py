@@ -1,5 +1,8 @@
 """Attention of queries over visible entries and exact tokens in one softmax (SPEC §1)."""
 
+import importlib
+from types import ModuleType
+
 import jax
 import jax.numpy as jnp
 
@@ -30,11 +33,9 @@ def joint_attention(
     `implementation` None picks the default of the platform; Pallas raises NotImplementedError where it cannot serve.
     """
     kind = exact.rule if exact.windows else "full"
-    form = choose("joint_attention", implementation, kind, q.dtype, lambda form: _unsupported(form, q))
-    if form.name == "tpu":
-        from pallas_kernels.joint_attention import tpu
-
-        return tpu.joint_attention(q, entries, tokens, exact, sink, form.interpret)
+    form = choose("joint_attention", implementation, kind, q.dtype, lambda form: _pallas(form).unsupported(q))
+    if form.name != "xla":
+        return _pallas(form).joint_attention(q, entries, tokens, exact, sink, form.interpret)
     if entries is None:
         if block is None:
             return reference.full_attention(q, *tokens, sink)
@@ -45,9 +46,6 @@ def joint_attention(
     return blockwise_attention(q, entries, near, exact, 0, block, sink)
 
 
-def _unsupported(form: Form, q: jax.Array) -> str | None:
-    if form.name == "gpu":
-        return "there is no form for GPUs"
-    if q.dtype not in (jnp.float32, jnp.bfloat16):
-        return f"{q.dtype} queries: it computes in float32 and bfloat16"
-    return None
+def _pallas(form: Form) -> ModuleType:
+    """The module of a Pallas form, imported where it is asked for: Pallas takes a second to import."""
+    return importlib.import_module(f"{__name__}.{form.name}")

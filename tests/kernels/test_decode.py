@@ -8,13 +8,19 @@ from hypothesis import given, settings
 
 from pallas_kernels import request
 from pallas_kernels.decode import decode_attention
+from phase_jax.geometry import ExactBranch
 from phase_jax.model import Transformer
 from phase_jax.model.cache import empty_cache, extend_unchecked
 from tests.kernels.attention_loop import Geometry, attention
 from tests.kernels.test_joint_attention import TOLERANCE, any_call, branch_of
 from tests.model.tiny import draw_params, tiny_config
 
-FORMS = {"xla": "xla", "tpu": "pallas"}
+FORMS = ("xla", "tpu")
+
+
+def form_of(form: str):
+    """The context in which decoding takes a form, interpreted."""
+    return request("xla") if form == "xla" else request("pallas", form, interpret=True)
 
 
 def draw(geometry, length, heads, kv_heads, head_dim, sink, dtype):
@@ -44,7 +50,7 @@ def assert_equals_the_loop(form, geometry, shape):
     q, far, tokens, positions, sink = draw(geometry, *shape)
     exact = branch_of(geometry)
     near = tuple(last_of(x, positions, exact.reach) for x in tokens) if geometry.width else None
-    with request(FORMS[form], interpret=True):
+    with form_of(form):
         out = jax.jit(lambda *arrays: decode_attention(*arrays[:3], exact, *arrays[3:]))(q, far, near, positions, sink)
     for b, position in enumerate(positions):
         entries = tuple(x[b : b + 1] for x in far) if geometry.width else None
@@ -81,24 +87,52 @@ def test_a_cache_without_room_for_an_entry(form):
     geometry = Geometry(8, 8)
     q, far, tokens, _, sink = draw(geometry, 5, 2, 1, 8, False, "float32")
     near = tuple(last_of(x, np.array([4, 4, 4]), 16) for x in tokens)
-    with request(FORMS[form], interpret=True):
+    with form_of(form):
         out = decode_attention(q, tuple(x[:, :0] for x in far), near, branch_of(geometry), jnp.asarray(4))
     expected, _ = attention(geometry, q[:, None], None, tokens, sink, start=4)
     np.testing.assert_allclose(out, expected[:, 0], atol=1e-5)
 
 
-@pytest.mark.parametrize("case", ["several blocks", "full"])
-def test_lowers_for_tpus(case):
-    geometry, *shape = CASES[case]
+# The Pallas forms for GPUs take these alone; their interpreter knows no array that ends within a block.
+GPU_CASES = {
+    "entries": (Geometry(4, 2, -1, "window", 9), 379, 4, 2, 64, True, "bfloat16"),
+    "full": (Geometry(None), 192, 2, 1, 128, False, "bfloat16"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", GPU_CASES)
+def test_the_form_for_gpus_equals_the_loop(case):
+    geometry, *shape = GPU_CASES[case]
+    assert_equals_the_loop("gpu", geometry, shape)
+
+
+@pytest.mark.parametrize(
+    ("form", "case"),
+    [("tpu", CASES["several blocks"]), ("tpu", CASES["full"]), *[("gpu", case) for case in GPU_CASES.values()]],
+    ids=str,
+)
+def test_lowers_for(form, case):
+    geometry, *shape = case
     q, far, tokens, positions, sink = draw(geometry, *shape)
-    near = tuple(last_of(x, positions, 16) for x in tokens) if geometry.width else None
+    exact = branch_of(geometry)
+    near = tuple(last_of(x, positions, exact.reach) for x in tokens) if geometry.width else None
 
     def decode(q, far, near, positions, sink):
-        with request("pallas", platform="tpu"):
-            return decode_attention(q, far, near, branch_of(geometry), positions, sink)
+        with request("pallas", platform=form):
+            return decode_attention(q, far, near, exact, positions, sink)
 
-    text = jax.jit(decode).trace(q, far, near, positions, sink).lower(lowering_platforms=("tpu",)).as_text()
-    assert text.count("tpu_custom_call") == 1
+    platform, call = {"tpu": ("tpu", "tpu_custom_call"), "gpu": ("cuda", "mosaic_gpu_v2")}[form]
+    text = jax.jit(decode).trace(q, far, near, positions, sink).lower(lowering_platforms=(platform,)).as_text()
+    assert text.count(f"custom_call @{call}") == 1
+
+
+def test_what_gpus_cannot_serve_says_why():
+    q, far, _, positions, _ = draw(Geometry(None), 9, 65, 1, 64, False, "bfloat16")
+    with request("pallas", "gpu"):
+        for query, reason in ((q, "65 query heads"), (q[:, :8], "room for 9"), (q[:, :8].astype("float32"), "float32")):
+            with pytest.raises(NotImplementedError, match=reason):
+                decode_attention(query, far, None, ExactBranch(None), positions)
 
 
 def test_a_model_decodes_as_its_parallel_pass_computes_with_kernels_in_both():

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from pallas_kernels import request
 from pallas_kernels.joint_attention import joint_attention, tpu
+from pallas_kernels.joint_attention.layout import Layout
 from phase_jax.geometry import ExactBranch, Windows
 from tests.kernels.attention_loop import Geometry, attention
 
-# Name -> arguments of `request` and of the function.
-FORMS = {"dense": ("xla", {}), "blockwise": ("xla", {"block": 48}), "tpu": ("pallas", {})}
+# Those that run everywhere; GPUs' takes fewer dtypes and heads, and its interpreter a minute.
+FORMS = ("dense", "blockwise", "tpu")
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2}
 
 
@@ -39,9 +40,9 @@ def draw(geometry: Geometry, length: int, heads: int, kv_heads: int, head_dim: i
 
 def attend(form: str, inputs, exact: ExactBranch):
     q, entries, tokens, sink = inputs
-    implementation, options = FORMS[form]
-    with request(implementation, interpret=True):
-        return joint_attention(q, entries, tokens, exact, sink, **options)
+    kernel = form in ("tpu", "gpu")
+    with request("pallas" if kernel else "xla", form if kernel else None, interpret=kernel):
+        return joint_attention(q, entries, tokens, exact, sink, 48 if form == "blockwise" else None)
 
 
 def assert_equals_the_loop(form: str, geometry: Geometry, inputs, cotangent):
@@ -115,7 +116,7 @@ def test_scores_of_any_size_neither_overflow_nor_vanish(form):
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
 
 
-def visited(layout: tpu.Layout):
+def visited(layout: Layout):
     """Which blocks [of queries, of keys] the kernel visits, forward, for queries' gradients and for keys'."""
     forward, queries, keys = tpu.mask_infos(layout)
     for info, of_keys in ((forward, False), (queries, False), (keys, True)):
@@ -129,7 +130,7 @@ def visited(layout: tpu.Layout):
 
 @pytest.mark.parametrize("case", ["8/4 half-empty", "16/8 tail", "5/3 none", "full"])
 def test_the_kernel_visits_the_blocks_that_hold_something_seen_and_no_other(case):
-    layout = tpu.Layout(branch_of(CASES[case][0]), 3_000)
+    layout = tpu.layout_of(branch_of(CASES[case][0]), 3_000)
     seen = layout.seen(np.arange(3_000)[:, None], np.arange(layout.keys))
     seen = np.pad(np.asarray(seen), [(0, layout.queries - 3_000), (0, 0)])
     expected = seen.reshape(layout.queries // layout.rows, layout.rows, -1, layout.columns).any(axis=(1, 3))
@@ -139,28 +140,48 @@ def test_the_kernel_visits_the_blocks_that_hold_something_seen_and_no_other(case
 
 
 def test_about_half_of_the_rectangle_is_visited_at_131072_tokens():
-    layout = tpu.Layout(ExactBranch(Windows(8, 8), "window", 16), 131_072)
+    layout = tpu.layout_of(ExactBranch(Windows(8, 8), "window", 16), 131_072)
     for blocks in visited(layout):
         rectangle, band = np.split(blocks, [layout.entries // layout.columns], axis=1)
         assert 0.5 <= rectangle.mean() <= 0.55
         assert band.sum(axis=1).max() <= 2
 
 
-def shapes_of(case: str):
-    geometry, *shape = CASES[case]
-    return branch_of(geometry), jax.eval_shape(lambda: draw(geometry, *shape))
+def lowered(form: str, geometry: Geometry, *shape) -> str:
+    """What the call and its gradient become on a platform that is not here."""
+    exact, (inputs, cotangent) = branch_of(geometry), jax.eval_shape(lambda: draw(geometry, *shape))
+
+    def gradients(inputs, cotangent):
+        with request("pallas", platform=form):
+            return jax.vjp(lambda *inputs: joint_attention(*inputs[:3], exact, inputs[3]), *inputs)[1](cotangent)
+
+    platform = {"tpu": "tpu", "gpu": "cuda"}[form]
+    return jax.jit(gradients).trace(inputs, cotangent).lower(lowering_platforms=(platform,)).as_text()
 
 
 @pytest.mark.parametrize("case", ["8/4 half-empty", "12/12 tail", "5/3 none", "full"])
 def test_lowers_for_tpus_with_its_gradient(case):
-    exact, (inputs, cotangent) = shapes_of(case)
+    assert lowered("tpu", *CASES[case]).count("custom_call @tpu_custom_call") == 3
 
-    def gradients(inputs, cotangent):
-        with request("pallas", platform="tpu"):
-            return jax.vjp(lambda *inputs: joint_attention(*inputs[:3], exact, inputs[3]), *inputs)[1](cotangent)
 
-    text = jax.jit(gradients).trace(inputs, cotangent).lower(lowering_platforms=("tpu",)).as_text()
-    assert text.count("tpu_custom_call") == 3
+GPU_CASES = {
+    "8/6": (Geometry(8, 6, -2, "window", 9), 150, 4, 2, 64, True, "bfloat16"),
+    "12/12 tail": (Geometry(12, 12, 0, "tail"), 97, 2, 1, 128, False, "bfloat16"),
+    "5/3 none": (Geometry(5, 3, 0, "none"), 130, 2, 2, 64, True, "bfloat16"),
+    "full": (Geometry(None), 143, 2, 1, 128, True, "bfloat16"),
+}
+
+
+@pytest.mark.parametrize("case", GPU_CASES)
+def test_lowers_for_gpus_with_its_gradient(case):
+    assert lowered("gpu", *GPU_CASES[case]).count("custom_call @mosaic_gpu_v2") == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["8/6", "12/12 tail"])
+def test_the_form_for_gpus_equals_the_loop(case):
+    geometry, *shape = GPU_CASES[case]
+    assert_equals_the_loop("gpu", geometry, *draw(geometry, *shape))
 
 
 def test_what_cannot_be_served_says_why():
@@ -172,3 +193,17 @@ def test_what_cannot_be_served_says_why():
         joint_attention(*call, implementation="pallas")
     with request("pallas", platform="tpu"), pytest.raises(NotImplementedError, match="float16 queries"):
         joint_attention(q.astype(jnp.float16), *call[1:])
+    with request("pallas", platform="gpu"):
+        with pytest.raises(NotImplementedError, match="float32 queries"):
+            joint_attention(*call)
+        with pytest.raises(NotImplementedError, match="heads of 4 channels"):
+            joint_attention(q.astype(jnp.bfloat16), *call[1:])
+
+
+def test_the_error_of_the_kernel_knows_no_phase():
+    geometry = Geometry(8, 8)
+    inputs, _ = draw(geometry, 288, 4, 1, 16, False)
+    expected, _ = attention(geometry, *inputs)
+    error = np.abs(np.asarray(attend("tpu", inputs, branch_of(geometry)), np.float64) - expected)[:, 32:]
+    by_phase = np.sqrt((error.reshape(2, -1, 8, error[0, 0].size) ** 2).mean(axis=(0, 1, 3)))
+    assert by_phase.max() < 1.3 * by_phase.min()
