@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-KERNELS = ("windowed_gating",)
+KERNELS = ("windowed_gating", "joint_attention", "decode")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,11 @@ from phase_jax.axes import KeysAndValues
 from phase_jax.geometry import ExactBranch
 
 
+def kind(exact: ExactBranch) -> str:
+    """The class of calls that a default holds for."""
+    return "entries" if exact.windows else "full"
+
+
 def decode_attention(
     q: jax.Array,
     far: KeysAndValues,
@@ -30,6 +35,7 @@ def decode_attention(
 
     `implementation` None picks the default of the platform; Pallas raises NotImplementedError where it cannot serve.
     """
+    q = jnp.asarray(q)
     batch, heads, head_dim = q.shape
     kv_heads = far[0].shape[2]
     position = jnp.broadcast_to(position, (batch,))
@@ -40,8 +46,7 @@ def decode_attention(
     first = None if near is None else jnp.maximum(exact.first(position), 0) - (position - exact.reach + 1)
     q = (q * head_dim**-0.5).reshape(batch, kv_heads, heads // kv_heads, head_dim)
     sink = None if sink is None else sink.astype(jnp.float32).reshape(kv_heads, -1)
-    kind = "full" if near is None else "entries"
-    form = choose("decode", implementation, kind, q.dtype, lambda form: _pallas(form).unsupported(q, far))
+    form = choose("decode", implementation, kind(exact), q.dtype, lambda form: _pallas(form).unsupported(q, far))
     if form.name == "xla":
         out = reference.decode_attention(q, far, near, count, first, sink)
     else:

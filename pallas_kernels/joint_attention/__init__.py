@@ -15,6 +15,11 @@ from phase_jax.geometry import ExactBranch
 __all__ = ["blockwise_attention", "joint_attention"]
 
 
+def kind(exact: ExactBranch) -> str:
+    """The class of calls that a default holds for."""
+    return exact.rule if exact.windows else "full"
+
+
 def joint_attention(
     q: Queries,
     entries: KeysAndValues | None,
@@ -32,8 +37,7 @@ def joint_attention(
 
     `implementation` None picks the default of the platform; Pallas raises NotImplementedError where it cannot serve.
     """
-    kind = exact.rule if exact.windows else "full"
-    form = choose("joint_attention", implementation, kind, q.dtype, lambda form: _pallas(form).unsupported(q))
+    form = choose("joint_attention", implementation, kind(exact), q.dtype, lambda form: _pallas(form).unsupported(q))
     if form.name != "xla":
         return _pallas(form).joint_attention(q, entries, tokens, exact, sink, form.interpret)
     if entries is None:

@@ -28,7 +28,7 @@ def draw(geometry, length, heads, kv_heads, head_dim, sink, dtype):
     rng = np.random.default_rng([length, heads, head_dim])
 
     def array(*shape):
-        return np.asarray(jnp.asarray(rng.normal(size=shape), dtype))
+        return jnp.asarray(rng.normal(size=shape), dtype)
 
     positions = np.array([length - 1, rng.integers(length), 0])
     tokens = tuple(array(3, length, kv_heads, head_dim) for _ in range(2))
