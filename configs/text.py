@@ -29,6 +29,7 @@ def get_config(variant: str) -> ConfigDict:
             steps=1000,
             batch=16,
             optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=100, final_share=0.02),
+            checkpoint_every=100,
             validate_every=100,
             loss_spike=1.0,
         ),

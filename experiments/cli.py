@@ -13,6 +13,7 @@ from phase_jax.suggest import unknown
 VERBS = {
     "reproduce": "train and measure the lab's models: table, figure, summary",
     "corpus": "tokenise texts for training",
+    "text": "train language models side by side on text: losses",
     "train": "train one model, or continue its run",
     "evaluate": "sweep all phases of a trained model",
     "knockout": "find the heads that answers are lost with, and at which phases",
