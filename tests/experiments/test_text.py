@@ -16,7 +16,7 @@ def test_text_trains_and_compares_from_nothing_and_then_reuses(tmp_path, capsys)
     assert cli.main(command) == 0
     (row,) = json.loads((tmp_path / "summary.json").read_text())["rows"]
     assert row["tokens"] == 2 * 16 * 256 and row["held_out_tokens"] % 256 == 0 and row["held_out_tokens"] > 20_000
-    assert row["validation_loss"] == pytest.approx(math.log(258), rel=0.1)
+    assert 4 < row["validation_loss"] < math.log(258) + 0.2, "two steps learn how often each byte comes"
     assert row["bits_per_byte"] == pytest.approx(row["validation_loss"] / math.log(2))
     folder = RunFolder(tmp_path / "kvc_w4s4_1kv")
     assert folder.read_config() == text_run("kvc_w4s4_1kv", tmp_path / "corpus", steps=2)
