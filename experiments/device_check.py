@@ -1,7 +1,8 @@
 """Checks the kernels on this machine's accelerator, then times them: python -m experiments.device_check --out FILE.
 
 Every case runs on fresh random inputs against its plain form in f32; the benchmark follows for as long as there is
-time. What is known is written to FILE after every case. Needs JAX and numpy only. Exit code 1 where a kernel is wrong.
+time. What is known is written to FILE after every case. Needs JAX, numpy and jaxtyping
+only. Exit code 1 where a kernel is wrong.
 """
 
 import argparse

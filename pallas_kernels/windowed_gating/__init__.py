@@ -1,5 +1,6 @@
 """Windowed gating: softmax over the offsets of every window, weighted sum of the payloads (SPEC §2)."""
 
+import jax
 import jax.numpy as jnp
 
 from pallas_kernels.dispatch import Form, Implementation, choose
@@ -45,18 +46,21 @@ def unsupported(payload: Payload, logits: GateLogits, windows: Windows):
     def reason(form: Form) -> str | None:
         scalar = logits.shape[-1] == 1
         _, _, streams, kv_heads, head_dim = payload.shape
+        width = head_dim if scalar else kv_heads * head_dim
+        # A TPU's block may also hold the whole of a smaller array; interpreted, it may hold anything.
+        anything = form.name == "tpu" and (form.interpret or (streams == 1 and (not scalar or kv_heads == 1)))
         if payload.dtype not in (jnp.bfloat16, jnp.float32):
             return f"payloads are {payload.dtype}: bfloat16 or float32 is needed"
         if streams not in (1, windows.streams):
             return f"{streams} payload streams: 1 or ⌈W/S⌉ = {windows.streams} are needed"
         if not scalar and (logits.shape != payload.shape or logits.dtype != payload.dtype):
             return f"vector gates {logits.shape} {logits.dtype} differ from payloads {payload.shape} {payload.dtype}"
-        if form.interpret:
-            return None
-        whole = streams == 1 and (not scalar or kv_heads == 1)
-        width = head_dim if scalar else kv_heads * head_dim
-        if width % 128 and not whole:
-            return f"{'heads' if scalar else 'KV heads'} of {width} channels together: a multiple of 128 is needed"
+        if width % 128 and not anything:
+            return f"{width} channels {'a head' if scalar else 'of all KV heads'}: a multiple of 128 is needed"
+        if form == Form("gpu") and jax.default_backend() == "gpu":
+            capability = getattr(jax.devices("gpu")[0], "compute_capability", None)
+            if capability is None or float(capability) < 9:
+                return f"compute capability {capability}: Hopper's 9.0 or a later one is needed"
         return None
 
     return reason

@@ -2,6 +2,10 @@
 
 import functools
 import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +16,7 @@ from hypothesis import strategies as st
 
 from pallas_kernels import request
 from pallas_kernels.traffic import total_bytes
-from pallas_kernels.windowed_gating import windowed_gating
+from pallas_kernels.windowed_gating import reference, windowed_gating
 from phase_jax.geometry import Windows
 
 
@@ -96,6 +100,20 @@ def test_the_tpu_form_equals_the_loop(windows, length, streams, gate, dtype):
     assert_agrees(windows, length, streams, gate, dtype)
 
 
+@pytest.mark.parametrize(
+    ("windows", "length", "streams", "gate", "dtype"),
+    [
+        (Windows(8, 4, -4), 61, 2, "vector", "float32"),
+        (Windows(5, 3), 37, 1, "vector", "bfloat16"),
+        (Windows(8, 6, -1), 43, 1, "scalar", "float32"),
+        (Windows(8, 4), 45, 2, "scalar", "bfloat16"),
+    ],
+    ids=str,
+)
+def test_the_gpu_form_equals_the_loop(windows, length, streams, gate, dtype):
+    assert_agrees(windows, length, streams, gate, dtype, "gpu", kv_heads=1, head_dim=128, batch=1)
+
+
 @st.composite
 def calls(draw):
     width = draw(st.integers(1, 12))
@@ -159,7 +177,7 @@ def test_calls_that_cannot_be_say_why():
     windows = Windows(8, 4)
     (payload, logits, bias), _ = draw(windows, 21, 2, "vector", "float32")
     with request(platform="tpu"):
-        with pytest.raises(NotImplementedError, match="KV heads of 16 channels together: a multiple of 128"):
+        with pytest.raises(NotImplementedError, match="16 channels of all KV heads: a multiple of 128"):
             windowed_gating(payload, logits, bias, windows, "pallas")
         with pytest.raises(NotImplementedError, match="payloads are float16"):
             windowed_gating(payload.astype("float16"), logits, bias, windows, "pallas")
@@ -197,6 +215,14 @@ def test_it_lowers_for_tpus(windows, length, streams, gate, dtype):
     assert text.count("tpu_custom_call") == 2
 
 
+@pytest.mark.parametrize(("windows", "length", "streams", "gate", "dtype"), CASES[::2] + CASES[1:6:2], ids=str)
+def test_it_lowers_for_gpus(windows, length, streams, gate, dtype):
+    with request(platform="gpu"):
+        traced = jax.jit(forward_and_backward(windows)).trace(*shapes(windows, length, streams, gate, dtype))
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("stablehlo.custom_call @mosaic_gpu_v2") == 2
+
+
 @pytest.mark.parametrize(("width", "stride", "streams"), [(8, 4, 1), (8, 4, 2), (16, 16, 1)])
 def test_the_blocks_move_little_more_than_the_least(width, stride, streams):
     windows, length, channels = Windows(width, stride), 8192, 1024
@@ -207,3 +233,56 @@ def test_the_blocks_move_little_more_than_the_least(width, stride, streams):
     with request(platform="tpu"):
         assert least <= total_bytes(forward(windows), *call[:3]) <= 1.05 * least
         assert least_grad <= total_bytes(forward_and_backward(windows), *call) <= 1.15 * least_grad
+
+
+def test_cpus_run_the_reference_and_nothing_else():
+    windows = Windows(8, 4)
+    arguments, _ = draw(windows, 21, 2, "vector", "float32")
+    traced = [
+        jax.make_jaxpr(lambda *a, f=f: f(*a, windows))(*arguments) for f in (windowed_gating, reference.windowed_gating)
+    ]
+    assert str(traced[0]) == str(traced[1])
+
+
+ON_A_MESH = """
+import jax, numpy as np
+from jax.sharding import PartitionSpec as P
+from pallas_kernels import request
+from pallas_kernels.windowed_gating import windowed_gating
+from phase_jax.geometry import Windows
+from tests.kernels.test_windowed_gating import draw
+
+windows = Windows(8, 4, -4)
+arguments, out_bar = draw(windows, 61, 2, "vector", "float32")
+mesh = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+streams, heads = P("data", None, None, "tensor"), P("data", None, "tensor")
+
+def loss(*a):
+    return (windowed_gating(*a[:3], windows) * a[3]).sum()
+
+def sharded(*a):
+    parts = jax.shard_map(
+        lambda *a: windowed_gating(*a, windows),
+        mesh=mesh, in_specs=(streams, streams, P(None, "tensor")), out_specs=heads, check_vma=False,
+    )(*a[:3])
+    return (parts * a[3]).sum()
+
+want = jax.jit(jax.grad(loss, (0, 1, 2)))(*arguments, out_bar)
+with request("pallas", interpret=True):
+    got = jax.jit(jax.grad(sharded, (0, 1, 2)))(*arguments, out_bar)
+for mine, theirs in zip(got, want):
+    np.testing.assert_allclose(mine, theirs, atol=1e-5)
+"""
+
+
+@pytest.mark.slow
+def test_gradients_under_shard_map():
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
+    run = subprocess.run(
+        [sys.executable, "-c", ON_A_MESH],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "XLA_FLAGS": flags},
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
