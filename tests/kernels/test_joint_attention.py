@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import PartitionSpec
 
 from pallas_kernels import request
 from pallas_kernels.joint_attention import joint_attention, tpu
@@ -207,3 +208,30 @@ def test_the_error_of_the_kernel_knows_no_phase():
     error = np.abs(np.asarray(attend("tpu", inputs, branch_of(geometry)), np.float64) - expected)[:, 32:]
     by_phase = np.sqrt((error.reshape(2, -1, 8, error[0, 0].size) ** 2).mean(axis=(0, 1, 3)))
     assert by_phase.max() < 1.3 * by_phase.min()
+
+
+def test_runs_under_jit_scan_remat_vmap_and_shard_map():
+    exact = ExactBranch(Windows(4, 2))
+    (q, entries, tokens, _), cotangent = draw(Geometry(4, 2), 21, 2, 1, 8, False)
+    mesh = jax.make_mesh((1, 1), ("data", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    queries, keys = PartitionSpec("data", None, "tensor"), PartitionSpec("data")
+
+    def layers(form):
+        @jax.checkpoint
+        def layer(q, entries_and_tokens):
+            one = jax.vmap(lambda q, *rest: attend(form, jax.tree.map(lambda x: x[None], (q, *rest, None)), exact)[0])
+            return one(q, *entries_and_tokens), None
+
+        return jax.shard_map(
+            lambda q, *rest: jax.lax.scan(layer, q, jax.tree.map(lambda x: jnp.stack([x, -x]), rest))[0],
+            mesh=mesh,
+            in_specs=(queries, keys, keys),
+            out_specs=queries,
+            check_vma=False,
+        )
+
+    def gradients(form):
+        return jax.vjp(layers(form), q, entries, tokens)[1](cotangent)
+
+    ours, theirs = jax.jit(lambda: (gradients("tpu"), gradients("dense")))()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, theirs)
