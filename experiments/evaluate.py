@@ -127,7 +127,7 @@ def evaluate_distance(folder: RunFolder, logical: int, seed: int = SEED) -> tupl
         scores = measure(model, params, prompts, f"{config.id} distance", journal)
         return {"model": config.id, **made_of, **distance_report(scores, config.model)}, scores
 
-    return once(folder.evaluation("distance"), made_of, measured)
+    return once(folder.distance, made_of, measured)
 
 
 def run_prompts(config: RunConfig, protocol: str, n_logical: int, prompt_seed: int) -> PhasePrompts:
@@ -249,8 +249,8 @@ def main(argv: Sequence[str]) -> int:
 
         Console(width=None if sys.stdout.isatty() else 140).print(distance_table(report))
         print("entries and exact: percent of the last position's attention on the target, by layer")
-        images = save(distance_figure(report), folder.evaluation("distance"))
-        print(folder.evaluation("distance").with_suffix(".json"), *images, "(measured before)" if reused else "")
+        images = save(distance_figure(report), folder.distance)
+        print(folder.distance.with_suffix(".json"), *images, "(measured before)" if reused else "")
         return 0
     with profiled(options.profile):
         if options.prompts:

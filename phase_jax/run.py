@@ -6,6 +6,8 @@
           checkpoints/<step>/    Orbax
           evaluations/<protocol>.npz and .json    what was measured for every prompt, and the report
           evaluations/*.journal  what has been measured so far, while that is not all
+          distance/distance.*    how accuracy depends on the target's distance from the query
+          flip/<name>.*          what the completion flip showed
           interventions/<name>.npz and .json      what causal tools found, likewise
 """
 
@@ -132,6 +134,11 @@ class RunFolder:
     def intervention(self, name: str) -> Path:
         """Without its ending: `.npz` holds arrays, `.json` the report."""
         return self.path / "interventions" / name
+
+    @property
+    def distance(self) -> Path:
+        """As `evaluation`: no sweep over phases, so that reports and gates do not take it for one."""
+        return self.path / "distance" / "distance"
 
     def claim(self, config: RunConfig) -> None:
         """Makes the folder this configuration's. Raises UserError where it is another's."""

@@ -13,6 +13,7 @@ from phase_jax.data.tokenizers import ByteTokenizer
 from phase_jax.errors import UserError
 from phase_jax.evaluation import sweep
 from phase_jax.model import Transformer
+from phase_jax.reports.results import load
 from phase_jax.run import RunFolder, write_json
 from tests.data.test_tasks import made
 from tests.model.tiny import draw_params
@@ -119,3 +120,13 @@ def test_a_failed_batch_leaves_no_result_and_the_next_run_completes_it(tmp_path,
     assert {path.name for path in left.parent.iterdir()} == {"target.json", "target.npz"}
     whole, _ = evaluate_run(run_folder(tmp_path / "other"), "target", 12)
     assert report == whole
+
+
+def test_the_distance_is_drawn_and_no_report_takes_it_for_a_sweep(tmp_path, capsys):
+    folder = run_folder(tmp_path / "run")
+    evaluate_run(folder, "prefix", 6)
+    for said in ("", "(measured before)"):
+        assert cli.main(["evaluate", "--workdir", str(folder.path), "--distance", "--logical", "4"]) == 0
+        assert said in capsys.readouterr().out
+    assert {path.suffix for path in folder.distance.parent.iterdir()} == {".json", ".npz", ".png", ".svg"}
+    assert [result.protocol for run in load([folder.path]) for result in run.results] == ["prefix"]
