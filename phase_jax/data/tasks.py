@@ -48,7 +48,7 @@ class Task:
     seed: int
 
     def __post_init__(self):
-        for field, least in (("records", 1), ("residues", 1), ("samples", 1), ("closing_filler", 0), ("seed", 0)):
+        for field, least in (("records", 1), ("residues", 2), ("samples", 1), ("closing_filler", 0), ("seed", 0)):
             if getattr(self, field) < least:
                 raise UserError(f"--{field.replace('_', '-')} {getattr(self, field)}: it must be {least} or more")
         if self.protocol not in PROTOCOLS:
