@@ -23,8 +23,10 @@ def loss_figure(curves: Mapping[str, Mapping[str, Sequence[float]]], unit: str) 
             look = {"color": COLORS[color]}
             axes.plot(curve["batch_tokens"], curve["batch_loss"], linewidth=0.6, alpha=0.55, **look)
             axes.plot(curve["tokens"], curve["validation_loss"], marker=marker, markersize=3.5, label=name, **look)
-        heights = [loss for curve in curves.values() for loss in curve["validation_loss"]]
-        axes.set_ylim(0.85 * min(heights), 1.05 * max(heights))
+        held_out, batches = (
+            [loss for curve in curves.values() for loss in curve[name]] for name in ("validation_loss", "batch_loss")
+        )
+        axes.set_ylim(0.95 * min(held_out + batches), 1.05 * max(held_out))  # the first batches' losses are above
         axes.set_xlim(0)
         axes.xaxis.set_major_formatter(lambda tokens, _: f"{tokens / 1e6:g}M")
         axes.set_xlabel("tokens trained on")
