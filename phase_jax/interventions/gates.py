@@ -151,7 +151,7 @@ def aligned(report: dict, knockout: dict) -> dict:
 
     `loss_by_phase` are the points lost; `correlation` and `p_value` of their ranks and the key gate's profile leave out
     the boundary phase where W = S, since no entry holds a key there and what follows it. `specialised`: answers are
-    lost, and not the same share of them at every residue (p < 0.05). None for a head without a knockout.
+    lost, and not the same share of them at every residue (Holm's p < 0.05). None for a head without a knockout.
     """
     alone = {entry["name"]: entry for entry in knockout["knockouts"] if entry["kind"] == "head"}
     within = slice(0, -1 if report["width"] == report["stride"] else None)
@@ -160,7 +160,7 @@ def aligned(report: dict, knockout: dict) -> dict:
         entry = alone.get(f"{head['layer']}.{head['head']}")
         if entry is None:
             return None
-        loss, p_value = entry["loss_by_phase"], entry["p_relative"]
+        loss, p_value = entry["loss_by_phase"], entry.get("p_relative_holm")
         specialised = entry["mean_interval"][1] < 0 and p_value is not None and p_value < 0.05
         found = alignment(head["key"]["profile"][within], loss[within])
         return {"loss_by_phase": loss, "specialised": specialised, **found}

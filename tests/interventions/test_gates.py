@@ -122,7 +122,7 @@ def test_models_without_learned_gates_are_refused(variant, message):
 def test_alignment_joins_heads_to_their_knockouts_and_leaves_the_boundary_out():
     head = {"layer": 1, "head": 0, "key": {"profile": [0.1, 2.0, 1.0, 0.9]}, "alignment": None}
     report = {"width": 4, "stride": 4, "heads": [head, {**head, "layer": 2}]}
-    losses = {"name": "1.0", "kind": "head", "loss_by_phase": [0.0, 0.3, 0.1, 0.9], "p_relative": 0.01}
+    losses = {"name": "1.0", "kind": "head", "loss_by_phase": [0.0, 0.3, 0.1, 0.9], "p_relative_holm": 0.01}
     losses["mean_interval"] = [-0.3, -0.2]
     others = [{**losses, "kind": "set"}, {**losses, "name": "layer 1", "kind": "layer"}]
     first, second = aligned(report, {"knockouts": [losses, *others]})["heads"]
@@ -135,6 +135,6 @@ def test_alignment_joins_heads_to_their_knockouts_and_leaves_the_boundary_out():
     }
     (overlapping, _) = aligned({**report, "width": 8}, {"knockouts": [losses]})["heads"]
     assert overlapping["alignment"]["correlation"] == pytest.approx(0.4)
-    for change in ({"p_relative": 0.05}, {"p_relative": None}, {"mean_interval": [-0.3, 0.0]}):
+    for change in ({"p_relative_holm": 0.05}, {"p_relative_holm": None}, {"mean_interval": [-0.3, 0.0]}):
         (head, _) = aligned(report, {"knockouts": [losses | change]})["heads"]
         assert not head["alignment"]["specialised"]
