@@ -31,6 +31,7 @@ def prepare() -> None:
         ("TPU_SKIP_MDS_QUERY", "1"),
         ("TPU_ACCELERATOR_TYPE", "v5litepod-4"),
         ("TPU_WORKER_HOSTNAMES", "localhost"),
+        ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),  # nothing is opened, so processes need not exclude one another
     ):
         os.environ.setdefault(name, value)
 

@@ -16,7 +16,7 @@ from phase_jax.geometry import Windows
 _MASKED = -1e30
 _WARPGROUP = 128  # threads; a row is at most 16 bytes of bf16 for each
 _WALK = 32  # chunks of S tokens that one warpgroup walks along in the backward pass, windows in the forward one
-_UNROLLED = 16
+_UNROLLED = 8
 
 _f32 = jnp.float32
 
@@ -172,7 +172,7 @@ def vector_backward(windows: Windows, payload, logits, bias, lse, out, out_bar, 
                 def _(part=part, bar=bar):
                     bias_bar[n * walks + walk, part * stride + r, here] = bar
 
-        _each(stride, lambda r, _: one_phase(r), None)
+        jax.lax.fori_loop(0, stride, lambda r, _: one_phase(r), None)
 
     arguments = [_flat(payload), _flat(logits), bias.reshape(windows.width, -1)]
     arguments += [a.reshape(batch, count, channels) for a in (lse, out, out_bar)]

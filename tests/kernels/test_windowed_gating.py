@@ -215,7 +215,7 @@ def test_it_lowers_for_tpus(windows, length, streams, gate, dtype):
     assert text.count("tpu_custom_call") == 2
 
 
-@pytest.mark.parametrize(("windows", "length", "streams", "gate", "dtype"), CASES[::2] + CASES[1:6:2], ids=str)
+@pytest.mark.parametrize(("windows", "length", "streams", "gate", "dtype"), CASES[1:4] + CASES[10:14:3], ids=str)
 def test_it_lowers_for_gpus(windows, length, streams, gate, dtype):
     with request(platform="gpu"):
         traced = jax.jit(forward_and_backward(windows)).trace(*shapes(windows, length, streams, gate, dtype))
