@@ -166,7 +166,7 @@ def test_lowers_for_tpus_with_its_gradient(case):
 
 
 GPU_CASES = {
-    "8/6": (Geometry(8, 6, -2, "window", 9), 150, 4, 2, 64, True, "bfloat16"),
+    "8/6": (Geometry(8, 6, -2, "window", 9), 100, 4, 2, 64, True, "bfloat16"),
     "12/12 tail": (Geometry(12, 12, 0, "tail"), 97, 2, 1, 128, False, "bfloat16"),
     "5/3 none": (Geometry(5, 3, 0, "none"), 130, 2, 2, 64, True, "bfloat16"),
     "full": (Geometry(None), 143, 2, 1, 128, True, "bfloat16"),
