@@ -28,7 +28,15 @@ from phase_jax.evaluation.sweep import scores_of
 from phase_jax.geometry import Windows
 from phase_jax.interventions.gates import BRANCHES, gate_totals
 from phase_jax.model import Intervention, ModelConfig, Transformer
-from phase_jax.statistics import compare, gap_interval, mean_interval, summarise, to_json, worst_interval
+from phase_jax.statistics import (
+    compare,
+    gap_change_interval,
+    gap_interval,
+    mean_interval,
+    summarise,
+    to_json,
+    worst_interval,
+)
 
 BATCH = 4  # logical samples a call on each device; every one is read under all conditions
 
@@ -187,8 +195,8 @@ def counterfactual_report(scores: dict, config: ModelConfig) -> dict:
 
     `alone`: the gap that each cause (and each check) explains by itself, the clean model's minus that without it;
     `in_order`: what taking each away removes after those before it in CAUSES; `remains`: the gap that is left.
-    Intervals of differences are those of `compare`. The boundary is None where windows overlap, since there is none,
-    and so is `shuffled` where the model has one head.
+    Intervals of differences are those of `gap_change_interval` and `compare`. The boundary is None where windows
+    overlap, since there is none, and so is `shuffled` where the model has one head.
     """
     correct = dict(zip(CONDITIONS, np.moveaxis(scores["correct"], 1, 0), strict=True))
     nll = dict(zip(CONDITIONS, np.moveaxis(scores["nll"], 1, 0), strict=True))
@@ -197,7 +205,7 @@ def counterfactual_report(scores: dict, config: ModelConfig) -> dict:
         difference = compare(correct[before], correct[after])
         return {
             "gap": difference.gap,
-            "gap_interval": difference.gap_interval,
+            "gap_interval": gap_change_interval(correct[before], correct[after]),
             "mean": difference.mean,
             "mean_interval": difference.mean_interval,
         }

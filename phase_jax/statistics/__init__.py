@@ -1,7 +1,7 @@
 """Statistics of phase sweeps: numpy in, numpy out; knows nothing of JAX or of models (SPEC section 6)."""
 
 from phase_jax.statistics.arrays import as_correct, fold, to_json
-from phase_jax.statistics.bands import gap_interval, worst_interval
+from phase_jax.statistics.bands import gap_change_interval, gap_interval, worst_interval
 from phase_jax.statistics.bootstrap import (
     bootstrap_curves,
     curve_interval,
@@ -44,6 +44,7 @@ __all__ = [
     "effective_offsets",
     "failure_correlation",
     "fold",
+    "gap_change_interval",
     "gap_interval",
     "gap_percentile_interval",
     "gate_profile",

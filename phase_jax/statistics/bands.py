@@ -72,6 +72,36 @@ def gap_interval(correct, *, confidence: float = 0.95, replicates: int = 2000, s
     return float(np.clip(low, 0, 1)), float(_upper_differences(correct, confidence).max())
 
 
+def gap_change_interval(first, second, *, confidence: float = 0.95, replicates: int = 2000, seed: int = 0):
+    """Interval `(low, high)` of gap(first) - gap(second), for `[N, R]` over the same logical samples.
+
+    Each side is the tighter of two bounds. One is the difference of the two gaps' own bounds. The other is
+    paired: at the pair (r, s) of the first one's extremes, gap(first) - gap(second) is at most (first_r -
+    first_s) - (second_r - second_s), so the largest upper bound of that contrast over the pairs that may be
+    the extremes (those whose upper bound reaches the gap's lower one) holds too; likewise below, at the second
+    one's. Where nearly all answers agree it is narrow. The four events that can fail a side share its error.
+    """
+    first, second = as_correct(first), as_correct(second)
+    side = (1 - confidence) / 2
+    each = 1 - side / 2
+    lows, highs = zip(
+        *(gap_interval(correct, confidence=each, replicates=replicates, seed=seed) for correct in (first, second)),
+        strict=True,
+    )
+    change = first.astype(np.float64) - second
+    # Sums of x = change_r - change_s and of its square; one half added to the count of +1 and of -1, as above.
+    products, sums, rows = change.T @ change, change.sum(axis=0), len(change) + 2
+    squares = np.diag(products)[:, None] + np.diag(products) - 2 * products
+    net = sums[:, None] - sums
+    centre, error = net / rows, np.sqrt(squares + 1 - net**2 / rows) / rows
+    reach = stats.norm.isf(side / 4) * error
+    above = _upper_differences(first, each) >= lows[0]
+    below = _upper_differences(second, each) >= lows[1]
+    low = max(lows[0] - highs[1], (centre - reach)[below].min())
+    high = min(highs[0] - lows[1], (centre + reach)[above].max())
+    return float(low), float(high)
+
+
 def _paired_difference(hits, both, rows: int, first, second):
     """Difference of paired proportions and its error, with 1/2 added to each cell so that no error is zero.
 

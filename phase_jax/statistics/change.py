@@ -3,6 +3,7 @@
 import numpy as np
 
 from phase_jax.statistics.arrays import as_correct, fold, to_json
+from phase_jax.statistics.bands import gap_change_interval
 from phase_jax.statistics.bootstrap import resampled_sums
 from phase_jax.statistics.comparison import compare
 
@@ -51,9 +52,10 @@ def change_report(changed, clean, changed_nll, clean_nll, stride: int | None, *,
     """What a change does to answers `[N, R]` and their NLL, paired over logical samples, ready for JSON.
 
     `relative_change` per residue is in percent, all else in fractions and nats; differences are changed minus clean.
-    Intervals are at 95 %: percentile bootstrap over logical samples for the curve and for NLL, as in `compare` for
-    mean, worst and gap. `loss_by_phase` are the points lost, folded to the stride (or R), and `loss_phases` is how many
-    phases carry them: exp of the entropy of their shares, gains counted as zero. Raises ValueError for unlike shapes.
+    Intervals are at 95 %: percentile bootstrap over logical samples for the curve and for NLL, `compare`'s for mean and
+    worst, `gap_change_interval` for the gap. `loss_by_phase` are the points lost, folded to the stride (or R), and
+    `loss_phases` is how many phases carry them: exp of the entropy of their shares, gains counted as zero. Raises
+    ValueError for unlike shapes.
     """
     draws = {"replicates": replicates, "seed": seed}
     paired = compare(changed, clean, **draws)
@@ -80,7 +82,7 @@ def change_report(changed, clean, changed_nll, clean_nll, stride: int | None, *,
             "worst": paired.worst,
             "worst_interval": paired.worst_interval,
             "gap": paired.gap,
-            "gap_interval": paired.gap_interval,
+            "gap_interval": gap_change_interval(changed, clean, **draws),
             "nll": float(nll.mean()),
             "nll_interval": np.quantile(sums[:, -1], [0.025, 0.975]),
             "loss_by_phase": loss,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from phase_jax.statistics import loss_dependence, relative_change, relative_dependence
+from phase_jax.statistics import compare, gap_change_interval, loss_dependence, relative_change, relative_dependence
 from phase_jax.statistics.change import same_everywhere
 
 
@@ -45,3 +45,26 @@ def test_nothing_lost_and_nothing_right():
     assert loss_dependence(right, right) == relative_dependence(right, right) == 1
     assert relative_dependence(~right, ~right) is None
     assert same_everywhere(np.zeros((5, 3))) == 1
+
+
+PEAK = np.array([0.75, 0.66, 0.02, 0.02, 0.02, 0.02])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "agree"),
+    [(PEAK, PEAK, 0.98), (PEAK, np.full(6, 0.03), 0.5), (np.full(6, 0.5), np.full(6, 0.5), 0.9)],
+    ids=["nearly the same", "collapsed", "flat"],
+)
+def test_the_interval_of_a_change_of_the_gap_covers_and_profits_from_pairing(first, second, agree):
+    rng = np.random.default_rng(1)
+    missed = 0
+    for seed in range(60):
+        u = rng.random((60, 6))
+        pair = u < first, np.where(rng.random(u.shape) < agree, u, rng.random(u.shape)) < second
+        low, high = gap_change_interval(*pair, replicates=100, seed=seed)
+        missed += not low <= np.ptp(first) - np.ptp(second) <= high
+    assert missed <= 8  # 60 at 0.95: more than 8 has probability 0.003
+    if agree > 0.8:
+        wide = compare(*pair, replicates=100).gap_interval
+        assert high - low < 0.6 * (wide[1] - wide[0])
+    assert gap_change_interval(*pair[::-1], replicates=100, seed=seed) == pytest.approx((-high, -low))
