@@ -14,7 +14,7 @@ from tests.model.tiny import draw_params
 from tests.runs import tiny_run
 
 
-def scores_by_form(run, params, samples, batch=16):
+def scores_by_form(run, params, samples, batch=12):
     """The sweep's scores [n, 24] by XLA, and by the kernels, interpreted."""
     data, model = run.data, Transformer(run.model)
     prompts = phase_prompts(
@@ -55,4 +55,4 @@ def assert_curves_agree(reference, kernels):
 @pytest.mark.parametrize("variant", ["kvc_w8s4", "kvc_w8s8_1kv_vector"])
 def test_a_curve_with_the_kernels_is_the_curve(variant):
     run = tiny_run(variant)
-    assert_curves_agree(*scores_by_form(run, draw_params(run.model), 48))
+    assert_curves_agree(*scores_by_form(run, draw_params(run.model), 24))
