@@ -19,10 +19,12 @@ lint: .venv/made
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# Compiles the kernels for TPUs, which takes no TPU.
+# Compiles the kernels, and the training step of three ids at the paper's scale, for TPUs, which takes no TPU.
+FITTED := full_attn_8kv kvc_w8s8_1kv_baseline kvc_w8s4_dsv4kernel_1kv_rope16
 aot: EXTRAS := dev,tpu
 aot: extras
 	$(BIN)/python -m experiments.aot $(ARGS)
+	for id in $(FITTED); do $(BIN)/phase-jax fit --config=configs/paper.py:$$id --max-temporaries 4 || exit 1; done
 
 extras: .venv/made
 	$(PIP) --editable ".[$(EXTRAS)]"

@@ -5,8 +5,6 @@ analysis, their ratio to the least, and the VMEM that the compiler gave the kern
 """
 
 import argparse
-import importlib.util
-import os
 import re
 import sys
 import time
@@ -14,26 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from experiments.topology import prepare, topology_devices
 from phase_jax.errors import UserError
 
 # Chips by the topology of the smallest slice that libtpu describes.
 CHIPS = {"v5e": "v5e:2x2", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
 VMEM_LIMIT = 16 * 2**20  # what the compiler grants a kernel on v5e
 SLOW_BACKWARD = {"shifted slices"}  # minutes to compile, and never the fewest bytes
-
-
-def prepare() -> None:
-    """Sets up this process: JAX computes on the CPU, libtpu compiles. Raises UserError where there is none."""
-    if importlib.util.find_spec("libtpu") is None:
-        raise UserError("libtpu is not installed: make extras EXTRAS=tpu brings it (Google's licence)")
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    for name, value in (
-        ("TPU_SKIP_MDS_QUERY", "1"),
-        ("TPU_ACCELERATOR_TYPE", "v5litepod-4"),
-        ("TPU_WORKER_HOSTNAMES", "localhost"),
-        ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),  # nothing is opened, so processes need not exclude one another
-    ):
-        os.environ.setdefault(name, value)
 
 
 class Compiled(NamedTuple):
@@ -47,13 +32,12 @@ class Compiled(NamedTuple):
 def compile_for(chip: str, function: Callable, *arguments) -> Compiled:
     """Compiles for one device of a chip; arguments are arrays or shapes, in whatever layout suits it."""
     import jax
-    from jax.experimental import topologies
     from jax.experimental.layout import Format, Layout
     from jax.sharding import SingleDeviceSharding
 
     from pallas_kernels import request
 
-    device = topologies.get_topology_desc(platform="tpu", topology_name=CHIPS[chip]).devices[0]
+    device = topology_devices(CHIPS[chip])[0]
     anywhere = Format(Layout.AUTO, SingleDeviceSharding(device))
     began = time.perf_counter()
     with request(platform="tpu"):

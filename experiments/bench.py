@@ -10,6 +10,7 @@ BENCHES = {
     "sweep": "evaluation and training of the lab's models, and the data's share",
     "kernels": "the kernels against their plain forms, and what the machine can do",
     "input": "reading text beside training on it, and the memory that takes",
+    "training": "training steps of compressed attention beside full attention's",
     "longcontext": "time and memory of one forward pass against its length",
     "knockout": "all knockouts of a model from one prefill, and by a pass each",
     "peers": "the same work and weights here and in transformers on torch",

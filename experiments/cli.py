@@ -26,11 +26,12 @@ VERBS = {
     "report": "make a page, a model card and figures of stored results",
     "check": "hold a result against limits: a release gate",
     "calibrate": "measure the error rates of the statistics",
+    "fit": "compile a run's training step for TPUs that are not there: memory, FLOPs",
     "bench": "measure what things cost",
 }
 
 # These compute nothing that an accelerator would help with, and must not wait for one.
-ON_CPU = {"configs", "corpus", "prompts", "report", "check", "calibrate"}
+ON_CPU = {"fit", "configs", "corpus", "prompts", "report", "check", "calibrate"}
 
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")

@@ -17,17 +17,29 @@ def main(argv: Sequence[str]) -> int:
     arguments.add_argument("--config", metavar="FILE.py:ID", help="the run's configuration")
     arguments.add_argument("--workdir", type=Path, required=True, help="the run's folder")
     arguments.add_argument("--profile", type=Path, metavar="DIR", help="write a profile of the run for XProf")
+    arguments.add_argument(
+        "--mesh",
+        metavar="DATAxFSDPxTENSOR",
+        help="how the devices share the work (default: 1xNx1 up to 16 of them, then more copies of that)",
+    )
+    arguments.add_argument(
+        "--pod", action="store_true", help="join the other processes of a Cloud TPU pod; other launchers are recognised"
+    )
     options = arguments.parse_args(rest)
     config = run_config(ours)
 
     from experiments.runtime import prepare, profiled
     from phase_jax.training.loop import train
+    from phase_jax.training.processes import connect
+    from phase_jax.training.sharding import make_mesh
 
     prepare()
+    connect(options.pod)
+    mesh = make_mesh(options.mesh)
     folder = RunFolder(options.workdir)
     done = folder.training.exists()
     with profiled(options.profile):
-        result = train(config, folder)
+        result = train(config, folder, mesh)
     said = "was trained before; nothing to do" if done else f"trained in {result['seconds']:.0f} s"
     print(f"{folder.path}: {said}; {result['steps']} steps, validation loss {result['validation_loss']:.4f}")
     return 0

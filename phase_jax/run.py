@@ -32,7 +32,9 @@ class TrainConfig:
 
     steps: int
     batch: int = 32
-    first_layer_weight: float = 0.0  # of training.step.first_layer_loss, beside the recall loss
+    first_layer_weight: float = 0.0  # of training.step.first_layer_loss, beside the task's loss
+    z_weight: float = 0.0  # of the squared log-partition, beside the next-token loss
+    loss_chunk: int = 256  # positions whose logits exist at once in the next-token loss
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     log_every: int = 10
     checkpoint_every: int = 250
@@ -49,6 +51,8 @@ class TrainConfig:
             raise UserError(f"train.validate_every is {self.validate_every}: it must be at least 1, or null")
         if not self.loss_spike > 0:
             raise UserError(f"train.loss_spike is {self.loss_spike}: it must be more than 0 nats")
+        if self.loss_chunk < 1:
+            raise UserError(f"train.loss_chunk is {self.loss_chunk}: it must be at least 1")
 
 
 @dataclasses.dataclass(frozen=True)

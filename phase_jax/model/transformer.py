@@ -33,6 +33,11 @@ def _matrix(cfg: ModelConfig, inputs: int, residual: bool = False):
 _gate = nn.initializers.normal(0.02)
 
 
+def _by_batch(hidden: Hidden) -> Hidden:
+    """Where a mesh is in context, keeps hidden states split by batch alone: propagation from the weights would not."""
+    return nn.with_logical_constraint(hidden, ("batch", None, None))
+
+
 class Turns(NamedTuple):
     """RoPE's (cos, sin) tables at the positions of the tokens and of the entries that they close.
 
@@ -191,7 +196,7 @@ class Block(nn.Module):
         mixed, cache = Attention(cfg, name="attention")(normed("attention_norm"), turns, start, cache, change)
         hidden = hidden + mixed
         hidden = hidden + Mlp(cfg, name="mlp")(normed("mlp_norm"))
-        return hidden, cache
+        return _by_batch(hidden), cache
 
 
 class Transformer(nn.Module):
@@ -240,7 +245,7 @@ class Transformer(nn.Module):
         return self.layers(self._embed(tokens), turns(self.cfg, tokens.shape[1], start), start, layers, UNCHANGED)
 
     def _embed(self, tokens: Tokens) -> Hidden:
-        return jnp.take(self.embedding, tokens, axis=0).astype(self.cfg.dtype)
+        return _by_batch(jnp.take(self.embedding, tokens, axis=0).astype(self.cfg.dtype))
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Next-token logits in f32 of hidden states [..., D]: [..., V]."""

@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import logging
-from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
 from phase_jax.errors import UserError
 from phase_jax.progress import console
 from phase_jax.run import RunConfig, config_differences
+from phase_jax.training.processes import all_agree, wait_for_all
 from phase_jax.training.step import TrainState
 
 
@@ -113,7 +113,7 @@ def restore(
             if jax.process_index() == 0:
                 for folder in refused:
                     folder.rename(_unused(folder.with_name(f"{folder.name}.refused")))
-            _wait_for_all("set aside")
+            wait_for_all("set aside")
             checkpoints.reload()
         return found
     if refused:
@@ -144,7 +144,7 @@ def _restore_one(checkpoints: ocp.training.Checkpointer, step: int, like: TrainS
         raise  # these say nothing about the checkpoint
     except Exception as error:  # Orbax raises anything on what it cannot read
         reason = f"it is torn, or no checkpoint of such a model ({_one_line(error)})"
-    if not _all_agree(state is not None):
+    if not all_agree(state is not None):
         raise Refused(reason or "another process could not read it")
     if not about:
         _say(f"{checkpoints.directory / str(step)} was saved without checksums: used as it is")
@@ -218,14 +218,3 @@ def _one_line(error: Exception) -> str:
 def _unused(path: Path) -> Path:
     """The path, or with a number after it where it is taken."""
     return next(p for p in (path, *(path.with_name(f"{path.name}{n}") for n in range(2, 1000))) if not p.exists())
-
-
-def _all_agree(yes: bool) -> bool:
-    """Whether all processes say yes."""
-    return yes if jax.process_count() == 1 else bool(multihost_utils.process_allgather(np.array(yes)).all())
-
-
-def _wait_for_all(where: str) -> None:
-    """Waits until every process is here."""
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(where)

@@ -7,12 +7,14 @@ from typing import Protocol
 import grain
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from phase_jax.data.corpus import Corpus, TextConfig, shuffled
 from phase_jax.data.recall import RecallBatch, batch_for_step
 from phase_jax.data.tokens import TokenBatch
 from phase_jax.errors import UserError
 from phase_jax.run import RunConfig
+from phase_jax.training.sharding import batch_parts, make_mesh, process_rows
 
 # Purposes of randomness: each is folded into the run's one seed.
 INIT, TRAIN, VALIDATE = range(3)
@@ -44,8 +46,9 @@ class Feed(Protocol):
 class RecallFeed:
     """Fresh batches of the recall task: each is a function of the run's seed and of its step."""
 
-    def __init__(self, config: RunConfig):
+    def __init__(self, config: RunConfig, mesh: Mesh):
         self._config, self._key, self._step = config, purpose_key(config.seed, TRAIN), 0
+        self._rows = process_rows(mesh, config.train.batch)
 
     def __next__(self) -> RecallBatch:
         batch = self._batch(self._step, self._key)
@@ -54,7 +57,10 @@ class RecallFeed:
 
     def _batch(self, step: int, key: jax.Array) -> RecallBatch:
         train = self._config.train
-        return batch_for_step(self._config.data, train.batch, step, train.steps, key)
+        batch = batch_for_step(self._config.data, train.batch, step, train.steps, key)
+        if jax.process_count() == 1:
+            return batch
+        return batch._replace(tokens=batch.tokens[self._rows], answer=batch.answer[self._rows])
 
     def get_state(self) -> dict:
         return {"next_index": self._step}
@@ -78,20 +84,23 @@ class TextFeed:
     not fit the run.
     """
 
-    def __init__(self, config: RunConfig):
-        self._config, self._corpus = config, Corpus(Path(config.data.corpus))
+    def __init__(self, config: RunConfig, mesh: Mesh):
+        process_rows(mesh, config.train.batch)
+        self._config, self._mesh, self._corpus = config, mesh, Corpus(Path(config.data.corpus))
         self._corpus.check(config.data, config.model.vocabulary)
+        held_out, parts = self._corpus.sequences("held_out", config.data.length), batch_parts(mesh)
+        if held_out < parts:
+            raise UserError(
+                f"{self._corpus.folder} holds out {held_out} sequences, fewer than the mesh's {parts} parts"
+            )
+        self._available = held_out - held_out % parts
         self._order = shuffled(self._corpus.sequences("train", config.data.length), config.train.batch, config.seed)
         steps = self._order.map(lambda which: self._read("train", which))
         self._steps = iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=8)))
 
     def _read(self, split: str, which: np.ndarray) -> TokenBatch:
         """This process's rows of a batch."""
-        if len(which) % jax.process_count():
-            raise UserError(f"train.batch {len(which)} is no multiple of the {jax.process_count()} processes")
-        rows = len(which) // jax.process_count()
-        own = which[jax.process_index() * rows : (jax.process_index() + 1) * rows]
-        return self._corpus.read(split, self._config.data.length, own)
+        return self._corpus.read(split, self._config.data.length, which[process_rows(self._mesh, len(which))])
 
     def __next__(self) -> TokenBatch:
         return next(self._steps)
@@ -112,12 +121,15 @@ class TextFeed:
     def held_out(self) -> Iterator[TokenBatch]:
         """Of the held-out documents, from their beginning: as many whole batches as there are, or the one there is."""
         train = self._config.train
-        available = self._corpus.sequences("held_out", self._config.data.length)
-        size = min(train.batch, available - available % jax.process_count())
-        batches = min(train.validation_batches, available // size)
+        size = min(train.batch, self._available)
+        batches = min(train.validation_batches, self._available // size)
         return (self._read("held_out", np.arange(i * size, (i + 1) * size)) for i in range(batches))
 
 
-def open_feed(config: RunConfig) -> Feed:
-    """The feed of a run, at its first step."""
-    return TextFeed(config) if isinstance(config.data, TextConfig) else RecallFeed(config)
+def open_feed(config: RunConfig, mesh: Mesh | None = None) -> Feed:
+    """The feed of a run, at its first step; it yields the rows that this process has to `place` on the mesh.
+
+    By default the mesh is one device's.
+    """
+    mesh = make_mesh(devices=jax.devices()[:1]) if mesh is None else mesh
+    return TextFeed(config, mesh) if isinstance(config.data, TextConfig) else RecallFeed(config, mesh)

@@ -7,12 +7,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 
 from phase_jax.data.recall import RecallBatch
 from phase_jax.data.tokens import TokenBatch
 from phase_jax.layers import rms_norm
 from phase_jax.model import Transformer
 from phase_jax.training.losses import TokenLoss, next_token_loss
+from phase_jax.training.sharding import on_mesh, state_shardings
 
 
 class TrainState(NamedTuple):
@@ -71,17 +73,28 @@ def init_state(model: Transformer, optimizer: optax.GradientTransformation, key:
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
 
+def state_shapes(model: Transformer, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """Shapes, types and shardings of a state on a mesh."""
+    shapes = jax.eval_shape(lambda key: init_state(model, optimizer, key), jax.random.key(0))
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        shapes,
+        state_shardings(mesh, shapes),
+    )
+
+
 def make_train_step(
     model: Transformer,
     optimizer: optax.GradientTransformation,
     first_layer_weight: float = 0.0,
     z_weight: float = 0.0,
     loss_chunk: int = 256,
+    mesh: Mesh | None = None,
 ) -> Callable:
     """A jitted (state, batch) -> (state, metrics); the given state's memory is reused.
 
     On a RecallBatch the loss is `recall_loss`, on a TokenBatch `token_loss`, plus `first_layer_weight` times
-    `first_layer_loss`; the metrics are of the task alone.
+    `first_layer_loss`; the metrics are of the task alone. On a mesh the state keeps `sharding.state_shardings`.
     """
 
     def objective(params: dict, batch: RecallBatch | TokenBatch) -> tuple[jax.Array, dict]:
@@ -95,10 +108,14 @@ def make_train_step(
         return total, {"loss": loss, "accuracy": accuracy}
 
     def train_step(state: TrainState, batch: RecallBatch | TokenBatch) -> tuple[TrainState, dict]:
-        grads, metrics = jax.grad(objective, has_aux=True)(state.params, batch)
+        with on_mesh(mesh):
+            grads, metrics = jax.grad(objective, has_aux=True)(state.params, batch)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         metrics["grad_norm"] = optax.global_norm(grads)
-        return TrainState(state.step + 1, params, opt_state), metrics
+        state = TrainState(state.step + 1, params, opt_state)
+        if mesh is not None:
+            state = jax.lax.with_sharding_constraint(state, state_shardings(mesh, state))
+        return state, metrics
 
     return jax.jit(train_step, donate_argnums=0)

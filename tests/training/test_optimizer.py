@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+from phase_jax.errors import UserError
 from phase_jax.model import Transformer
 from phase_jax.training.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from tests.model.tiny import tiny_config
@@ -32,6 +33,23 @@ def test_the_learning_rate_rises_to_its_peak_and_falls_by_half_a_cosine():
     schedule = learning_rate(OptimizerConfig(learning_rate=2.0, warmup_steps=10, final_share=0.1), 110)
     rates = [float(schedule(step)) for step in (0, 5, 10, 60, 110)]
     assert rates == pytest.approx([0.0, 1.0, 2.0, (2.0 + 0.2) / 2, 0.2], rel=1e-5)
+
+
+def test_wsd_stays_at_its_peak_and_falls_in_a_straight_line_at_the_end():
+    config = OptimizerConfig(learning_rate=2.0, warmup_steps=10, schedule="wsd", final_share=0.1, decay_share=0.25)
+    rates = [float(learning_rate(config, 200)(step)) for step in (0, 5, 10, 80, 149, 150, 175, 200)]
+    assert rates == pytest.approx([0.0, 1.0, 2.0, 2.0, 2.0, 2.0, (2.0 + 0.2) / 2, 0.2], rel=1e-5)
+    short = learning_rate(config, 4)  # warm-up takes half, decay a step
+    assert [float(short(step)) for step in range(5)] == pytest.approx([0.0, 1.0, 2.0, 2.0, 0.2])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [("schedule", "linear", "schedule is 'linear': choose cosine or wsd"), ("decay_share", 0.0, "decay_share is 0.0")],
+)
+def test_a_schedule_that_does_not_exist_is_refused(field, value, message):
+    with pytest.raises(UserError, match=message):
+        OptimizerConfig(**{field: value})
 
 
 @pytest.mark.parametrize("steps", [1, 2, 30])

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections import deque
+from functools import partial
 
 import jax
 import numpy as np
@@ -52,6 +53,7 @@ def whole(corpus, tmp_path_factory):
 # is left alone. Arguments: the run's folder, its configuration as JSON, then where to kill.
 KILLER = """
 import json, os, signal, sys, time
+from functools import partial
 from pathlib import Path
 from phase_jax.run import RunConfig, RunFolder
 from phase_jax.training.loop import train
@@ -111,16 +113,15 @@ def test_every_process_reads_its_own_rows_of_the_same_batches(corpus, monkeypatc
     def batches(processes):
         found = []
         for index in range(processes):
-            monkeypatch.setattr(jax, "process_count", lambda n=processes: n)
-            monkeypatch.setattr(jax, "process_index", lambda i=index: i)
+            own = partial(rows_of, processes, index)
+            monkeypatch.setattr("phase_jax.training.feed.process_rows", own)
             feed = open_feed(text_run(corpus))
             # The rows are read in other threads: before this process becomes the next one.
-            found.append([next(feed).tokens for _ in range(3)])
-            with monkeypatch.context() as patch:
-                patch.setattr(jax, "process_index", lambda i=index: i)
-                held_out = [batch.tokens for batch in feed.held_out()]
-            found[-1] += held_out
+            found.append([next(feed).tokens for _ in range(3)] + [batch.tokens for batch in feed.held_out()])
         return [np.concatenate(parts) for parts in zip(*found, strict=True)]
+
+    def rows_of(processes, index, mesh, rows):
+        return np.arange(rows).reshape(processes, -1)[index]
 
     for one, two in zip(batches(1), batches(2), strict=True):
         np.testing.assert_array_equal(one, two)
@@ -155,7 +156,7 @@ def test_what_a_run_stumbles_over_is_named(corpus, tmp_path, monkeypatch):
             return getattr(self.feed, name)
 
     monkeypatch.setattr(loop, "_unhealthy", unhealthy)
-    monkeypatch.setattr(loop, "open_feed", lambda config: Watched(open_feed(config)))
+    monkeypatch.setattr(loop, "open_feed", lambda *args: Watched(open_feed(*args)))
     with pytest.raises(UserError) as error:
         loop.train(config, folder)
     said = str(error.value)

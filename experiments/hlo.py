@@ -1,0 +1,209 @@
+"""What one run of a compiled program costs, read from its text: XLA's own cost analysis counts a loop's body once.
+
+Costs are of one device. FLOPs are those of matrix products (two a multiplication and addition), as is usual in
+model-FLOPs utilisation. Bytes are what instructions read from and write to main memory; arrays that the compiler keeps
+in faster memory count nothing, and of an array that is sliced or updated in place, only the slice does. Of a
+conditional the dearest branch counts: the cost is an upper bound.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+_HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
+_INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
+_ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
+_NAME = re.compile(r"%([\w.\-]+)")
+_TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
+_ESTIMATE = re.compile(r'"cost_estimate":\{[^}]*?"flops":"?(\d+)')
+
+# These move nothing: they name, group or order what is there, or what they move is counted inside or at their end.
+_FREE = set(
+    "parameter tuple get-tuple-element bitcast constant after-all opt-barrier while conditional call partition-id"
+    " replica-id async-start async-update async-done copy-done all-gather-done all-reduce-done send-done recv-done"
+    " collective-permute-done iota".split()
+)
+
+
+class Cost(NamedTuple):
+    """FLOPs, and bytes of main memory."""
+
+    flops: float
+    bytes: float
+
+    def __add__(self, other):
+        return Cost(self.flops + other.flops, self.bytes + other.bytes)
+
+    def times(self, n: int) -> "Cost":
+        return Cost(self.flops * n, self.bytes * n)
+
+
+class Instruction(NamedTuple):
+    name: str
+    shape: str
+    opcode: str
+    operands: list[str]
+    text: str  # operands as written, and attributes
+    root: bool
+
+
+def parse(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
+    """(computations as {name: {instruction's name: instruction}}, the entry's name) of a compiled program's text."""
+    computations, entry, current = {}, "", {}
+    for line in text.splitlines():
+        if head := _HEAD.match(line):
+            current = computations[head[2]] = {}
+            entry = head[2] if head[1] else entry
+        elif found := _INSTRUCTION.match(line):
+            root, name, shape, opcode, rest = found.groups()
+            current[name] = Instruction(name, shape, opcode, _NAME.findall(_operands(rest)), rest, bool(root))
+    return computations, entry
+
+
+def _operands(rest: str) -> str:
+    """What stands before the parenthesis that closes the operands."""
+    depth = 1
+    for i, character in enumerate(rest):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return rest[:i]
+    return rest
+
+
+def arrays(shape: str) -> Iterator[tuple[tuple[int, ...], int, bool]]:
+    """(dimensions, bytes, whether in main memory) of every array of a shape, which may be a tuple's."""
+    for dtype, dims, layout in _ARRAY.findall(shape):
+        bits = 8 if dtype == "pred" else int((re.search(r"\d+", dtype) or [0])[0])
+        dims = tuple(int(d) for d in dims.split(",") if d)
+        yield dims, math.prod(dims) * bits // 8, "S(" not in layout
+
+
+def moved(shape: str) -> int:
+    """Bytes of a shape's arrays in main memory."""
+    return sum(size for _, size, main in arrays(shape) if main)
+
+
+def program_cost(text: str) -> Cost:
+    """The cost of one run. Raises ValueError for a loop whose trips cannot be told."""
+    computations, entry = parse(text)
+
+    @cache
+    def of(computation: str) -> Cost:
+        return sum((of_one(i, computations[computation]) for i in computations[computation].values()), Cost(0, 0))
+
+    def of_one(i: Instruction, beside: dict[str, Instruction]) -> Cost:
+        called = _called(i)
+        if i.opcode == "while":
+            return (of(called["body"][0]) + of(called["condition"][0])).times(_trips(i, computations, beside))
+        if i.opcode == "conditional":
+            return max((of(branch) for branch in called["branches"]), key=lambda cost: cost.flops)
+        if i.opcode == "fusion":
+            inside = computations[called["calls"][0]]
+            return Cost(of(called["calls"][0]).flops, _fusion_bytes(i, inside, beside))
+        if i.opcode in ("call", "async-start"):
+            return of((called.get("calls") or called["to_apply"])[0])
+        return Cost(_flops(i, beside), _bytes(i, beside))
+
+    return of(entry)
+
+
+def _called(i: Instruction) -> dict[str, list[str]]:
+    """The computations that an instruction runs, by role."""
+    roles = {role: [name] for role, name in re.findall(r"(calls|to_apply|body|condition)=%?([\w.\-]+)", i.text)}
+    branches = re.search(r"branch_computations=\{([^}]*)\}", i.text)
+    named = branches[1] if branches else " ".join(re.findall(r"(?:true|false)_computation=(%?[\w.\-]+)", i.text))
+    return {**roles, "branches": _NAME.findall(named)}
+
+
+def _trips(loop: Instruction, computations: dict, beside: dict[str, Instruction]) -> int:
+    """How often a loop runs: as annotated, or the bound that its counter, which begins at 0, is compared with."""
+    if annotated := _TRIPS.search(loop.text):
+        return int(annotated[1])
+    condition = computations[_called(loop)["condition"][0]]
+    bounds = [_integer(i) for i in condition.values() if i.opcode == "constant" and re.match(r"[su]\d+\[\]", i.shape)]
+    if len(bounds) != 1:
+        raise ValueError(f"loop {loop.name}: its condition has {len(bounds)} constants, so its trips are unknown")
+    return bounds[0]
+
+
+def _integer(constant: Instruction) -> int:
+    return int(re.match(r"-?\d+", constant.text)[0])
+
+
+def _flops(i: Instruction, beside: dict[str, Instruction]) -> float:
+    """Of one instruction outside of what it calls: matrix products, and kernels that state their own cost."""
+    if i.opcode == "custom-call":
+        estimate = _ESTIMATE.search(i.text)
+        return float(estimate[1]) if estimate else 0.0
+    if i.opcode not in ("dot", "convolution"):
+        return 0.0
+    left, right = (next(arrays(beside[name].shape))[0] for name in i.operands[:2])
+    out = next(arrays(i.shape))[0]
+    if i.opcode == "dot":
+        dims = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", i.text)[1]
+        return 2.0 * math.prod(out) * math.prod(left[int(d)] for d in dims.split(",") if d)
+    return 2.0 * _convolution_products(i, left, right, out)
+
+
+def _convolution_products(i: Instruction, left, right, out) -> float:
+    """Multiplications of a convolution, those with padding and between dilated inputs left out.
+
+    XLA writes matrix products for TPUs as convolutions whose windows are mostly padding.
+    """
+    on_left, on_right, on_out = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", i.text).groups()
+    window = dict(re.findall(r"(\w+)=([\dx_\-]+)", (re.search(r"window=\{([^}]*)\}", i.text) or ["", ""])[1]))
+    groups = math.prod(int(n) for n in re.findall(r"(?:feature|batch)_group_count=(\d+)", i.text))
+    products = out[on_out.index("b")] * out[on_out.index("f")] * right[on_right.index("i")]
+
+    def field(name, axis, default):
+        return window[name].split("x")[axis] if name in window else default
+
+    for axis in range(sum(label.isdigit() for label in on_left)):
+        label = str(axis)
+        before = int(field("pad", axis, "0_0").split("_")[0])
+        stride, spread, dilated = (int(field(n, axis, "1")) for n in ("stride", "rhs_dilate", "lhs_dilate"))
+        at = np.arange(out[on_out.index(label)])[:, None] * stride - before
+        at = at + np.arange(right[on_right.index(label)]) * spread
+        products *= int(((at % dilated == 0) & (at >= 0) & (at // dilated < left[on_left.index(label)])).sum())
+    return products / groups
+
+
+def _bytes(i: Instruction, beside: dict[str, Instruction]) -> int:
+    """Read and written by one instruction that is no fusion."""
+    if i.opcode in _FREE:
+        return 0
+    if i.opcode in ("dynamic-slice", "gather", "slice"):
+        return 2 * moved(i.shape)
+    if i.opcode == "dynamic-update-slice":
+        return 2 * moved(beside[i.operands[1]].shape)
+    read = sum(moved(beside[name].shape) for name in i.operands)
+    # The result of a copy that was started names its source, too.
+    return read + (moved(beside[i.operands[0]].shape) if i.opcode == "copy-start" else moved(i.shape))
+
+
+def _fusion_bytes(i: Instruction, inside: dict[str, Instruction], beside: dict[str, Instruction]) -> int:
+    """Read and written by a fusion."""
+    parameters = {int(re.match(r"\d+", p.text)[0]): p for p in inside.values() if p.opcode == "parameter"}
+    total = 0
+    for position, operand in enumerate(i.operands):
+        full = moved(beside[operand].shape)
+        name = parameters[position].name
+        users = [user for user in inside.values() if name in user.operands]
+        if users and all(user.opcode in ("dynamic-slice", "gather") and user.operands[0] == name for user in users):
+            full = min(full, sum(next(arrays(user.shape))[1] for user in users))
+        elif users and all(user.opcode == "dynamic-update-slice" and user.operands[0] == name for user in users):
+            full = 0  # updated in place
+        total += full
+    root = next(one for one in inside.values() if one.root)
+    outputs = [inside[name] for name in root.operands] if root.opcode == "tuple" else [root]
+    for out, (_, size, main) in zip(outputs, arrays(i.shape), strict=True):
+        if out.opcode == "bitcast":
+            out = inside[out.operands[0]]
+        if out.opcode == "dynamic-update-slice":
+            size = next(arrays(inside[out.operands[1]].shape))[1]
+        total += size * main
+    return total

@@ -1,0 +1,190 @@
+"""What a compiled program costs, against counts by hand; the verb and its mistakes."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from configs.family import FAMILY
+from experiments import cli, fit, topology
+from experiments.hlo import Cost, arrays, moved, program_cost
+from phase_jax.data.corpus import TextConfig
+from phase_jax.run import RunConfig, TrainConfig
+from phase_jax.training.sharding import make_mesh
+from tests.model.tiny import tiny_config
+
+ROOT = Path(__file__).parents[2]
+B, T, D, F, V, N, H, LAYERS = 4, 96, 32, 48, 320, 4, 16, 6
+
+
+def small_run(variant: str, length: int = T, **changes) -> RunConfig:
+    """A model of six layers in a loop, which are computed again in the backward pass."""
+    sizes = {"layers": LAYERS, "width": D, "mlp_width": F, "vocabulary": V, "query_heads": N, "head_dim": H}
+    model = tiny_config(variant, **{**sizes, "remat": True, **changes})
+    return RunConfig(variant, 0, model, TextConfig("none", length=length), TrainConfig(steps=2, batch=B, loss_chunk=32))
+
+
+def compiled_text(run: RunConfig) -> str:
+    return fit.lower(run, make_mesh(devices=jax.devices()[:1]), "cpu").compile().as_text()
+
+
+@pytest.fixture(scope="module")
+def full():
+    return compiled_text(small_run("full_attn_1kv"))
+
+
+def test_flops_of_full_attention_in_a_loop_are_within_5_percent_of_a_count_by_hand(full):
+    layer = D * N * H + 2 * D * H + N * H * D + 3 * D * F + 2 * N * H * T  # dense: all pairs are scored
+    # Forward, again in the backward pass, and twice for gradients; the logits are not computed again.
+    by_hand = 2 * B * T * (4 * LAYERS * layer + 3 * V * D)
+    assert program_cost(full).flops == pytest.approx(by_hand, rel=0.05)
+
+
+def test_flops_of_compression_in_a_loop_are_within_5_percent_of_a_count_by_hand():
+    text = compiled_text(small_run("kvc_w8s8_1kv_vector"))
+    keys = T // 8 + 2 * 8  # entries, and a block of exact tokens with the one before it
+    maps = 2 * D * (H + H)
+    layer = D * N * H + 2 * D * H + maps + N * H * D + 3 * D * F + 2 * N * H * keys
+    assert program_cost(text).flops == pytest.approx(2 * B * T * (4 * LAYERS * layer + 3 * V * D), rel=0.05)
+
+
+def test_without_a_loop_flops_are_those_of_xlas_analysis():
+    def f(a, b, c):
+        return jnp.einsum("bij,bjk->bik", a, b) @ c
+
+    shapes = [(3, 20, 30), (3, 30, 40), (40, 50)]
+    compiled = jax.jit(f).lower(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)).compile()
+    assert program_cost(compiled.as_text()).flops == 2 * 3 * (20 * 30 * 40 + 20 * 40 * 50)
+    assert program_cost(compiled.as_text()).flops == pytest.approx(compiled.cost_analysis()["flops"], rel=0.01)
+
+
+# As XLA writes it for TPUs: a product for each of 8 heads as one convolution; and a loop without an annotation.
+TPU = """
+HloModule jit_f, is_scheduled=true
+
+%body (p.1: CARRY) -> CARRY {
+  %p.1 = CARRY parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%p.1), index=0
+  %a = bf16[8,64,32]{2,1,0:T(8,128)(2,1)} get-tuple-element(%p.1), index=1
+  %b = bf16[8,32,16]{2,1,0:T(8,128)(2,1)S(1)} get-tuple-element(%p.1), index=2
+  %d = f32[8,64,16]{2,1,0:T(8,128)} convolution(%a, %b), window={size=8 stride=7 lhs_dilate=8}, dim_labels=0bf_0io->0bf
+  ROOT %t = CARRY tuple(%i, %a, %b, %d)
+}
+
+%condition (p.2: CARRY) -> pred[] {
+  %bound = s32[]{:T(128)} constant(28)
+  %p.2 = CARRY parameter(0)
+  %j = s32[]{:T(128)} get-tuple-element(%p.2), index=0
+  ROOT %less = pred[]{:T(512)} compare(%j, %bound), direction=LT
+}
+
+ENTRY %main (x: CARRY) -> CARRY {
+  %x = CARRY parameter(0)
+  ROOT %loop = CARRY while(%x), condition=%condition, body=%body
+}
+""".replace("CARRY", "(s32[], bf16[8,64,32]{2,1,0}, bf16[8,32,16]{2,1,0}, f32[8,64,16]{2,1,0})")
+
+
+def test_a_tpus_batched_product_in_a_loop():
+    # The right factor is in fast memory (S(1)) and moves nothing; the comparison reads 8 bytes and writes one.
+    assert program_cost(TPU) == Cost(28 * 2 * 8 * 64 * 32 * 16, 28 * (2 * 8 * 64 * 32 + 4 * 8 * 64 * 16 + 9))
+    with pytest.raises(ValueError, match="its trips are unknown"):
+        program_cost(TPU.replace("constant(28)", "parameter(1)"))
+
+
+def test_shapes_are_read():
+    shape = "(pred[3,4]{1,0:T(8,128)S(1)}, /*index=1*/bf16[5]{0}, s4[6]{0}, f32[])"
+    assert list(arrays(shape)) == [((3, 4), 12, False), ((5,), 10, True), ((6,), 3, True), ((), 4, True)]
+    assert moved(shape) == 17
+
+
+def test_a_quadratic_array_is_found_and_blocks_have_none(full):
+    assert any(f"{T}, {T}" in shape for shape in fit.quadratic_arrays(full, T))
+    assert fit.quadratic_arrays(compiled_text(small_run("full_attn_1kv", attention_block=16, vocabulary=64)), T) == []
+
+
+@pytest.mark.slow
+def test_memory_of_compressed_attention_is_linear_in_the_length():
+    """There are fewer entries than tokens, so that a quadratic array need not have the length twice."""
+
+    def largest(length):
+        run = small_run("kvc_w4s4_1kv", length, attention_block=16, vocabulary=64, layers=1)
+        return max(size for line in compiled_text(run).splitlines() for _, size, _ in arrays(line))
+
+    assert largest(1024) <= 2.1 * largest(512)
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    monkeypatch.setattr(topology, "topology_devices", lambda name: jax.devices()[:1])
+
+
+def test_equal_programs_compile_once(on_cpu, monkeypatch, tmp_path, capsys):
+    compiled = []
+
+    def measure(config, mesh):
+        compiled.append(config.id)
+        sizes = dict.fromkeys("argument temporary peak".split(), 1.0)
+        return {
+            **{f"{name}_bytes": value for name, value in sizes.items()},
+            **{"id": config.id, "chips": 1, "mesh": "1x1x1", "bytes_per_chip": 2**30, "flops_per_step": 1e15},
+            **{"model_flops_share": 0.5, "bytes_moved": 1.0, "compile_seconds": 1.0, "fits": True},
+            "quadratic_arrays": ["[4096, 4096]"] if config.id == "kvc_w8s6" else [],
+        }
+
+    monkeypatch.setattr(fit, "measure", measure)
+    out = tmp_path / "fit.json"
+    assert cli.main(["fit", "--all", "--json", str(out)]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["id"] for row in rows] == list(FAMILY)
+    assert all({"bytes_per_chip", "flops_per_step", "fits"} <= set(row) for row in rows)
+    assert len(compiled) == 24 and len(set(compiled)) == 24, "three differ from the reference model in the seed alone"
+    assert all(variant in capsys.readouterr().out for variant in ["kvc_w8s8_1kv_baseline_seed45"])
+    assert cli.main(["fit", "--config=configs/paper.py:kvc_w8s6", "--max-temporaries", "4"]) == 1
+    assert "kvc_w8s6 needs too much" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config=configs/lab.py:kvc_w8s8_1kv_baseline"], "does not train on text"),
+        (["--config=configs/paper.py:kvc_w8s8_1kv_baseline", "--mesh", "2x2x1"], "4 places and there are 1 devices"),
+        ([], "--config is missing"),
+    ],
+)
+def test_mistakes_are_one_line(on_cpu, arguments, message, capsys):
+    assert cli.main(["fit", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("phase-jax: ") == 1
+
+
+def test_without_libtpu_one_line_says_how_to_get_it(monkeypatch, capsys):
+    monkeypatch.setattr(topology.importlib.util, "find_spec", lambda name: None)
+    assert cli.main(["fit", "--config=configs/paper.py:kvc_w8s8_1kv_baseline"]) == 2
+    assert "libtpu is not installed: make extras EXTRAS=tpu brings it" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra tpu")
+def test_a_small_model_compiles_for_four_chips_and_an_unknown_topology_is_refused(tmp_path):
+    def command(*arguments):
+        line = [sys.executable, "-m", "experiments.cli", "fit", *arguments]
+        return subprocess.run(line, cwd=ROOT, env=os.environ, capture_output=True, text=True)
+
+    sizes = {"layers": 5, "width": 128, "mlp_width": 256, "vocabulary": 512, "query_heads": 4, "head_dim": 32}
+    flags = [f"--config.model.{name}={value}" for name, value in sizes.items()]
+    flags += ["--config.train.batch=8", "--config.data.length=512", "--config.model.attention_block=128"]
+    run = ["--config=configs/paper.py:kvc_w8s8_1kv_baseline", *flags]
+    done = command(*run, "--topology", "v5e:2x2", "--json", str(tmp_path / "fit.json"))
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads((tmp_path / "fit.json").read_text())["rows"]
+    assert row["fits"] and row["chips"] == 4 and not row["quadratic_arrays"]
+    assert 0.3 < row["model_flops_share"] < 1 and 0 < row["argument_bytes"] < row["bytes_per_chip"]
+    refused = command(*run, "--topology", "v5e:3x7")
+    assert refused.returncode == 2 and "topology 'v5e:3x7'" in refused.stderr
