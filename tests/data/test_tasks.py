@@ -56,7 +56,7 @@ def read(task, tokens):
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("lexicon", [LINES, PAIRS])
-@pytest.mark.parametrize("residues", [1, 8])
+@pytest.mark.parametrize("residues", [2, 8])
 def test_every_prompt_says_what_is_stored_of_it(protocol, lexicon, residues):
     task = made(lexicon, protocol, residues=residues)
     ranks = set()
@@ -223,7 +223,7 @@ def test_the_least_length_that_is_named_is_enough():
         ({"records": 91, "tokens": 900}, "--records 91: keys are drawn without replacement, and the tokenizer has 90"),
         ({"records": 0}, "--records 0: it must be 1 or more"),
         ({"samples": 0}, "--samples 0"),
-        ({"residues": 0}, "--residues 0"),
+        ({"residues": 1}, "--residues 1: it must be 2 or more"),
         ({"closing_filler": -1}, "--closing-filler -1: it must be 0 or more"),
         ({"seed": -1}, "--seed -1"),
         ({"demonstrations": 40}, "--demonstrations 40: choose from 0 to 39"),
