@@ -49,15 +49,16 @@ def train(config: RunConfig, folder: RunFolder, mesh: Mesh | None = None) -> dic
     longer a number.
     """
     mesh = make_mesh(devices=jax.devices()[:1]) if mesh is None else mesh
+    done = folder.training.exists()
+    feed = None if done else open_feed(config, mesh)  # which refuses what does not fit before anything is written
     if jax.process_index() == 0:
         folder.claim(config)
     wait_for_all("claimed")
     folder.claim(config)  # which the others find done
-    if folder.training.exists():
+    if done:
         return read_json(folder.training)
     model = Transformer(config.model)
     optimizer = make_optimizer(config.train.optimizer, config.train.steps)
-    feed = open_feed(config, mesh)
     validate = _validation(config, model, feed, mesh)
     like = state_shapes(model, optimizer, mesh)
 

@@ -197,3 +197,4 @@ def test_a_run_does_not_go_on_with_another_corpus(corpus, tmp_path):
 def test_a_run_without_its_corpus_says_how_to_make_one(tmp_path):
     with pytest.raises(UserError, match=r"is no corpus .* make one with phase-jax corpus --out"):
         loop.train(text_run(tmp_path / "nowhere"), RunFolder(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
