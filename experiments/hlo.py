@@ -200,7 +200,10 @@ def _fusion_bytes(i: Instruction, inside: dict[str, Instruction], beside: dict[s
         total += full
     root = next(one for one in inside.values() if one.root)
     outputs = [inside[name] for name in root.operands] if root.opcode == "tuple" else [root]
-    for out, (_, size, main) in zip(outputs, arrays(i.shape), strict=True):
+    results = list(arrays(i.shape))
+    if len(outputs) != len(results):  # one instruction makes several
+        return total + moved(i.shape)
+    for out, (_, size, main) in zip(outputs, results, strict=True):
         if out.opcode == "bitcast":
             out = inside[out.operands[0]]
         if out.opcode == "dynamic-update-slice":
