@@ -21,6 +21,7 @@ VERBS = {
     "gates": "measure where a trained model's gates look",
     "cycle": "move the gates and see whether the curve follows",
     "flip": "look for a period in how a code prompt is completed",
+    "sweep": "train and measure many models and seeds: one table",
     "configs": "list the model family",
     "prompts": "write prompts with known positions for any tokenizer",
     "report": "make a page, a model card and figures of stored results",

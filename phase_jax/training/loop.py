@@ -1,14 +1,17 @@
 """Trains a run from its last checkpoint to its end."""
 
+import dataclasses
 import json
 import math
-import os
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
@@ -48,44 +51,95 @@ def train(config: RunConfig, folder: RunFolder, mesh: Mesh | None = None) -> dic
     UserError where the folder holds another run, no checkpoint of several can be used, or the loss leaps or is no
     longer a number.
     """
-    mesh = make_mesh(devices=jax.devices()[:1]) if mesh is None else mesh
-    done = folder.training.exists()
-    feed = None if done else open_feed(config, mesh)  # which refuses what does not fit before anything is written
-    if jax.process_index() == 0:
-        folder.claim(config)
-    wait_for_all("claimed")
-    folder.claim(config)  # which the others find done
-    if done:
-        return read_json(folder.training)
-    model = Transformer(config.model)
-    optimizer = make_optimizer(config.train.optimizer, config.train.steps)
-    validate = _validation(config, model, feed, mesh)
-    like = state_shapes(model, optimizer, mesh)
+    return train_together([config], [folder], mesh)[0]
 
-    with ckpt.open_checkpoints(folder.checkpoints, config.train.keep_checkpoints) as saved:
+
+def train_together(configs: Sequence[RunConfig], folders: Sequence[RunFolder], mesh: Mesh | None = None) -> list[dict]:
+    """`train` for runs that differ in their seeds alone: one vmapped call makes a step of all.
+
+    Each keeps its own folder, data, optimizer state and clipping, and could be continued alone. Runs that stand behind
+    the others catch up first. Raises UserError also where the runs differ in more than their seeds.
+    """
+    mesh = make_mesh(devices=jax.devices()[:1]) if mesh is None else mesh
+    first = configs[0]
+    for config in configs[1:]:
+        if dataclasses.replace(config, seed=first.seed) != first:
+            raise UserError(f"{config.id}: runs that are trained together may differ in their seeds alone")
+    # Feeds refuse what does not fit before anything is written.
+    feeds = [None if f.training.exists() else open_feed(c, mesh) for c, f in zip(configs, folders, strict=True)]
+    for config, folder in zip(configs, folders, strict=True):
+        if jax.process_index() == 0:
+            folder.claim(config)
+        wait_for_all("claimed")
+        folder.claim(config)  # which the others find done
+    train, model = first.train, Transformer(first.model)
+    optimizer = make_optimizer(train.optimizer, train.steps)
+    train_step = make_train_step(model, optimizer, train.first_layer_weight, train.z_weight, train.loss_chunk, mesh)
+    validate = _validation(first, model, mesh)
+    began = time.perf_counter()
+    with ExitStack() as stack:
+        lanes = []
+        for config, folder, feed in zip(configs, folders, feeds, strict=True):
+            if feed is not None:
+                saved = stack.enter_context(ckpt.open_checkpoints(folder.checkpoints, train.keep_checkpoints))
+                lanes.append(_Lane(config, folder, feed, saved, model, optimizer, mesh))
+        while behind := [lane for lane in lanes if lane.step < train.steps]:
+            step = min(lane.step for lane in behind)
+            until = min((lane.step for lane in behind if lane.step > step), default=train.steps)
+            _run_steps([lane for lane in behind if lane.step == step], mesh, train_step, validate, until)
+    for lane in lanes:
+        result = {
+            "steps": train.steps,
+            "validation_loss": validate(lane.state.params, lane.feed),
+            "seconds": round(time.perf_counter() - began, 2),
+            "resumed_from": lane.resumed_from,
+        }
+        if jax.process_index() == 0:
+            write_json(lane.folder.training, result)
+    wait_for_all("trained")
+    return [read_json(folder.training) for folder in folders]
+
+
+class _Lane:
+    """One run in training: its state, what it reads, the losses that its next one is held against, its records."""
+
+    def __init__(self, config: RunConfig, folder: RunFolder, feed: Feed, saved, model, optimizer, mesh: Mesh):
+        """At its last good checkpoint, or at its beginning."""
+        self.config, self.folder, self.feed, self.saved = config, folder, feed, saved
+        self.recent = deque(maxlen=_RECENT)
+        self.step, self.resumed_from = 0, None
+        like = state_shapes(model, optimizer, mesh)
         found = ckpt.restore(saved, like, config, set_aside=True)
-        start, recent = 0, deque(maxlen=_RECENT)
         if found is None:
-            state = _fresh(config, model, optimizer, like)
+            self.state = _fresh(config, model, optimizer, like)
         else:
-            state, start = found.state, int(found.state.step)
-            data = found.data or {"feed": {"next_index": start}, "recent_losses": []}
-            feed.set_state(data["feed"])
-            recent.extend(data["recent_losses"])
-        _forget_after(folder, start)
-        began = time.perf_counter()
-        train = config.train
-        train_step = make_train_step(model, optimizer, train.first_layer_weight, train.z_weight, train.loss_chunk, mesh)
-        state = _run_steps(config, folder, mesh, train_step, state, feed, recent, validate, saved)
-    result = {
-        "steps": config.train.steps,
-        "validation_loss": validate(state.params),
-        "seconds": round(time.perf_counter() - began, 2),
-        "resumed_from": start or None,
-    }
-    if jax.process_index() == 0:
-        write_json(folder.training, result)
-    return result
+            self.state = found.state
+            self.step = self.resumed_from = int(found.state.step)
+            data = found.data or {"feed": {"next_index": self.step}, "recent_losses": []}
+            self.feed.set_state(data["feed"])
+            self.recent.extend(data["recent_losses"])
+        _forget_after(folder, self.step)
+
+    def check(self, step: int, metrics: dict[str, float]) -> None:
+        """Raises UserError where a step's metrics are none, or its loss leapt."""
+        if wrong := _unhealthy(metrics, self.recent, self.config.train.loss_spike):
+            last = ckpt.latest_step(self.saved)
+            kept = f"the last good checkpoint is {self.folder.checkpoints / str(last)}" if last else "none is saved yet"
+            raise UserError(
+                f"{wrong} at step {step} of {self.folder.path}, on {self.feed.name(step - 1)}; {kept}: try a lower"
+                " --config.train.optimizer.learning_rate in another --workdir"
+            )
+        self.recent.append(metrics["loss"])
+
+    def record(self, row: dict) -> None:
+        """Appends a line to metrics.jsonl."""
+        if jax.process_index() == 0:
+            with open(self.folder.metrics, "a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def save(self, state: TrainState) -> None:
+        where = {"feed": self.feed.get_state(), "recent_losses": list(self.recent)}
+        ckpt.save(self.saved, state, self.config, where)
 
 
 def _fresh(config: RunConfig, model: Transformer, optimizer: optax.GradientTransformation, like: TrainState):
@@ -117,8 +171,8 @@ def saved_steps(folder: RunFolder) -> list[int]:
         return [checkpoint.step for checkpoint in saved.checkpoints]
 
 
-def _validation(config: RunConfig, model: Transformer, feed: Feed, mesh: Mesh) -> Callable[[dict], float]:
-    """Parameters -> mean loss on the held-out batches."""
+def _validation(config: RunConfig, model: Transformer, mesh: Mesh) -> Callable[[dict, Feed], float]:
+    """(parameters, feed) -> mean loss on the feed's held-out batches."""
 
     @jax.jit
     def loss(params, batch):
@@ -127,55 +181,40 @@ def _validation(config: RunConfig, model: Transformer, feed: Feed, mesh: Mesh) -
                 return token_loss(model, params, batch, chunk=config.train.loss_chunk).cross_entropy
             return recall_loss(model, params, batch)[0]
 
-    return lambda params: float(np.mean([loss(params, place(batch, mesh)) for batch in feed.held_out()]))
+    return lambda params, feed: float(np.mean([loss(params, place(batch, mesh)) for batch in feed.held_out()]))
 
 
-def _run_steps(
-    config: RunConfig,
-    folder: RunFolder,
-    mesh: Mesh,
-    train_step: Callable,
-    state: TrainState,
-    feed: Feed,
-    recent: deque,
-    validate: Callable[[dict], float],
-    saved,
-) -> TrainState:
-    """Steps from the state's own to the last, with progress, metrics and checkpoints."""
-    train = config.train
-    first = int(state.step)
-    with (
-        open(folder.metrics if jax.process_index() == 0 else os.devnull, "a", encoding="utf-8") as metrics_file,
-        progress_bar() as bar,
-        deferred_interrupt() as interrupted,
-    ):
-        task = bar.add_task(config.id, total=train.steps, completed=first, note="compiling")
+def _run_steps(lanes: Sequence[_Lane], mesh: Mesh, train_step: Callable, validate: Callable, until: int) -> None:
+    """Steps of all lanes from where they stand to `until`, with progress, metrics and checkpoints."""
+    config, first = lanes[0].config, lanes[0].step
+    train, many = config.train, f" × {len(lanes)} seeds" if len(lanes) > 1 else ""
+    if many:
+        train_step = jax.jit(jax.vmap(train_step), donate_argnums=0)
+    state = _stacked([lane.state for lane in lanes])
+    for lane in lanes:
+        lane.state = None  # its memory is given to the steps
+    with progress_bar() as bar, deferred_interrupt() as interrupted:
+        task = bar.add_task(f"{config.id}{many}", total=train.steps, completed=first, note="compiling")
         pending, since, tokens_seen = None, time.perf_counter(), 0
 
-        def report(step, metrics, **more):
+        def report(step, metrics, validated=None):
             """Metrics are read one step late, so that the device never waits for the host."""
             nonlocal since, tokens_seen
-            metrics = {name: float(value) for name, value in metrics.items()}
-            if wrong := _unhealthy(metrics, recent, train.loss_spike):
-                last = ckpt.latest_step(saved)
-                kept = f"the last good checkpoint is {folder.checkpoints / str(last)}" if last else "none is saved yet"
-                raise UserError(
-                    f"{wrong} at step {step} of {folder.path}, on {feed.name(step - 1)}; {kept}: try a lower"
-                    " --config.train.optimizer.learning_rate in another --workdir"
-                )
-            recent.append(metrics["loss"])
-            if more or step % train.log_every == 0 or step == train.steps:
+            own = [{name: float(v) for name, v in _part(metrics, i, lanes).items()} for i in range(len(lanes))]
+            for lane, values in zip(lanes, own, strict=True):
+                lane.check(step, values)
+            if validated or step % train.log_every == 0 or step == train.steps:
                 now = time.perf_counter()
                 rate, since, tokens_seen = tokens_seen / (now - since), now, 0
-                row = {"step": step, **metrics, **more, "tokens_per_second": round(rate)}
-                metrics_file.write(json.dumps(row) + "\n")
-                metrics_file.flush()
-                note = f"loss {metrics['loss']:.3f}  acc {metrics['accuracy']:.2f}  {rate / 1e3:.0f}k tok/s"
-                bar.update(task, note=note)
+                for i, (lane, values) in enumerate(zip(lanes, own, strict=True)):
+                    more = {"validation_loss": validated[i]} if validated else {}
+                    lane.record({"step": step, **values, **more, "tokens_per_second": round(rate)})
+                loss, accuracy = (np.mean([values[name] for values in own]) for name in ("loss", "accuracy"))
+                bar.update(task, note=f"loss {loss:.3f}  acc {accuracy:.2f}  {rate / 1e3:.0f}k tok/s")
             bar.update(task, completed=step)
 
-        for done in range(first + 1, train.steps + 1):
-            batch = place(next(feed), mesh)
+        for done in range(first + 1, until + 1):
+            batch = _stacked([place(next(lane.feed), mesh) for lane in lanes])
             state, metrics = train_step(state, batch)
             tokens_seen += batch.tokens.size
             if pending is not None:
@@ -184,16 +223,29 @@ def _run_steps(
             stopping = any_process(interrupted(), asked=done % train.log_every == 0)
             saving = stopping or done % train.checkpoint_every == 0 or done == train.steps
             validating = train.validate_every is not None and done % train.validate_every == 0
-            if saving or validating:
-                report(*pending, **({"validation_loss": validate(state.params)} if validating else {}))
+            if saving or validating or done == until:
+                parts = [_part(state, i, lanes) for i in range(len(lanes))]
+                both = zip(parts, lanes, strict=True)
+                report(*pending, [validate(part.params, lane.feed) for part, lane in both] if validating else None)
                 pending = None
             if saving:
-                where = {"feed": feed.get_state(), "recent_losses": list(recent)}
-                ckpt.save(saved, state, config, where)
+                for lane, part in zip(lanes, parts, strict=True):
+                    lane.save(part)
             if stopping:
                 bar.console.print(f"stopped at step {done}; the same command continues from there")
                 raise KeyboardInterrupt
-    return state
+    for lane, part in zip(lanes, parts, strict=True):
+        lane.state, lane.step = part, until
+
+
+def _stacked(trees: Sequence) -> Any:
+    """Several trees as one with a new leading axis; a single one as it is."""
+    return trees[0] if len(trees) == 1 else jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def _part(tree: Any, i: int, of: Sequence) -> Any:
+    """What `_stacked` made of the i-th of `of`."""
+    return tree if len(of) == 1 else jax.tree.map(lambda leaf: leaf[i], tree)
 
 
 def _unhealthy(metrics: dict, recent: deque, spike: float) -> str | None:
