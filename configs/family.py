@@ -88,6 +88,7 @@ def as_config_dict(run: RunConfig) -> ConfigDict:
     def overridable(name, value):
         if isinstance(value, dict):
             return {key: overridable(key, inner) for key, inner in value.items()}
-        return config_dict.placeholder(float if name.endswith("_std") else int) if value is None else value
+        kind = str if name == "init_from" else float if name.endswith("_std") else int
+        return config_dict.placeholder(kind) if value is None else value
 
     return ConfigDict(overridable("", dataclasses.asdict(run)))

@@ -110,7 +110,7 @@ def together_over_apart(configs: Sequence[RunConfig]) -> float:
 
 def launch_line(config: RunConfig, arguments: Sequence[str], workdir: Path) -> str:
     """The command that trains a run on a TPU pod: on all hosts at once, one process a host."""
-    train = shlex.join(["phase-jax", "train", *arguments, f"--workdir={run_folder(workdir, config).path}"])
+    train = shlex.join(["phase-jax", "train", *arguments, f"--workdir={run_folder(workdir, config).path}", "--pod"])
     return f'gcloud compute tpus tpu-vm ssh "$TPU" --zone="$ZONE" --worker=all --command={shlex.quote(train)}'
 
 

@@ -16,6 +16,11 @@ def main(argv: Sequence[str]) -> int:
     )
     arguments.add_argument("--config", metavar="FILE.py:ID", help="the run's configuration")
     arguments.add_argument("--workdir", type=Path, required=True, help="the run's folder")
+    arguments.add_argument(
+        "--init-from",
+        metavar="FOLDER",
+        help="begin with the parameters of a full-attention run, or of Qwen3's (a Hugging Face folder)",
+    )
     arguments.add_argument("--profile", type=Path, metavar="DIR", help="write a profile of the run for XProf")
     arguments.add_argument(
         "--mesh",
@@ -26,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
         "--pod", action="store_true", help="join the other processes of a Cloud TPU pod; other launchers are recognised"
     )
     options = arguments.parse_args(rest)
-    config = run_config(ours)
+    config = run_config(ours + ([f"--config.train.init_from={options.init_from}"] if options.init_from else []))
 
     from experiments.runtime import prepare, profiled
     from phase_jax.training.loop import train

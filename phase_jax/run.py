@@ -36,6 +36,7 @@ class TrainConfig:
     z_weight: float = 0.0  # of the squared log-partition, beside the next-token loss
     loss_chunk: int = 256  # positions whose logits exist at once in the next-token loss
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    init_from: str | None = None  # a full-attention run's folder, or Qwen3's, whose parameters the run begins with
     log_every: int = 10
     checkpoint_every: int = 250
     keep_checkpoints: int = 3

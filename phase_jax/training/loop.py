@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,7 +20,8 @@ from jax.sharding import Mesh
 from phase_jax.data.tokens import TokenBatch
 from phase_jax.errors import UserError
 from phase_jax.interrupt import deferred_interrupt
-from phase_jax.model import Transformer
+from phase_jax.model import ModelConfig, Transformer, qwen3
+from phase_jax.model.transfer import compressed_from_full
 from phase_jax.progress import progress_bar
 from phase_jax.run import RunConfig, RunFolder, read_json, write_atomically, write_json
 from phase_jax.training import checkpoints as ckpt
@@ -67,6 +69,9 @@ def train_together(configs: Sequence[RunConfig], folders: Sequence[RunFolder], m
             raise UserError(f"{config.id}: runs that are trained together may differ in their seeds alone")
     # Feeds refuse what does not fit before anything is written.
     feeds = [None if f.training.exists() else open_feed(c, mesh) for c, f in zip(configs, folders, strict=True)]
+    given = None
+    if first.train.init_from is not None and not all(folder.checkpoints.exists() for folder in folders):
+        given = given_params(Path(first.train.init_from), first.model)
     for config, folder in zip(configs, folders, strict=True):
         if jax.process_index() == 0:
             folder.claim(config)
@@ -82,7 +87,7 @@ def train_together(configs: Sequence[RunConfig], folders: Sequence[RunFolder], m
         for config, folder, feed in zip(configs, folders, feeds, strict=True):
             if feed is not None:
                 saved = stack.enter_context(ckpt.open_checkpoints(folder.checkpoints, train.keep_checkpoints))
-                lanes.append(_Lane(config, folder, feed, saved, model, optimizer, mesh))
+                lanes.append(_Lane(config, folder, feed, saved, model, optimizer, mesh, given))
         while behind := [lane for lane in lanes if lane.step < train.steps]:
             step = min(lane.step for lane in behind)
             until = min((lane.step for lane in behind if lane.step > step), default=train.steps)
@@ -103,8 +108,10 @@ def train_together(configs: Sequence[RunConfig], folders: Sequence[RunFolder], m
 class _Lane:
     """One run in training: its state, what it reads, the losses that its next one is held against, its records."""
 
-    def __init__(self, config: RunConfig, folder: RunFolder, feed: Feed, saved, model, optimizer, mesh: Mesh):
-        """At its last good checkpoint, or at its beginning."""
+    def __init__(
+        self, config: RunConfig, folder: RunFolder, feed: Feed, saved, model, optimizer, mesh: Mesh, given: dict | None
+    ):
+        """At its last good checkpoint, or at its beginning, with the parameters `given` if there are any."""
         self.config, self.folder, self.feed, self.saved = config, folder, feed, saved
         self.recent = deque(maxlen=_RECENT)
         self.step, self.resumed_from = 0, None
@@ -112,6 +119,9 @@ class _Lane:
         found = ckpt.restore(saved, like, config, set_aside=True)
         if found is None:
             self.state = _fresh(config, model, optimizer, like)
+            if given is not None:
+                params = jax.tree.map(lambda x, to: jax.device_put(x, to.sharding), given, like.params)
+                self.state = self.state._replace(params=params)
         else:
             self.state = found.state
             self.step = self.resumed_from = int(found.state.step)
@@ -151,6 +161,22 @@ def _fresh(config: RunConfig, model: Transformer, optimizer: optax.GradientTrans
     # Every process gives the same numbers; a key is an array of the one device that made it.
     key_data = np.asarray(jax.random.key_data(purpose_key(config.seed, INIT)))
     return jax.jit(init, out_shardings=jax.tree.map(lambda x: x.sharding, like))(key_data)
+
+
+def given_params(folder: Path, wanted: ModelConfig) -> dict:
+    """Parameters that a run of the model `wanted` begins with, made of a full-attention run's or of Qwen3's (numpy).
+
+    Raises UserError where the folder is neither, or its model does not fit.
+    """
+    run = RunFolder(folder)
+    if not run.config.is_file():
+        raise UserError(f"--init-from {folder}: it holds no config.json, so it is no run's folder and no Qwen3's")
+    if "model_type" in read_json(run.config):
+        source, params = qwen3.read(folder)
+    else:
+        config = run.read_config()
+        source, params = config.model, jax.device_get(load_params(config, run))
+    return compressed_from_full(params, source, wanted)
 
 
 def load_params(config: RunConfig, folder: RunFolder, step: int | None = None) -> dict:

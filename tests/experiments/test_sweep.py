@@ -62,7 +62,7 @@ def test_the_commands_for_a_pod_name_every_run_and_start_nothing(run, tmp_path):
     lines = out.splitlines()
     assert code == 0 and len(lines) == 4
     assert "--worker=all" in lines[0] and "tiny.py:kvc_w4s4_1kv --config.train.batch=8 --config.seed=5" in lines[0]
-    assert lines[3].endswith("runs/full_attn_1kv/seed6'")
+    assert lines[3].endswith("runs/full_attn_1kv/seed6 --pod'")
     assert not (tmp_path / "runs").exists()
 
 
