@@ -70,13 +70,16 @@ def train_together(configs: Sequence[RunConfig], folders: Sequence[RunFolder], m
     # Feeds refuse what does not fit before anything is written.
     feeds = [None if f.training.exists() else open_feed(c, mesh) for c, f in zip(configs, folders, strict=True)]
     given = None
-    if first.train.init_from is not None and not all(folder.checkpoints.exists() for folder in folders):
+    begun = [any(path.name.isdigit() for path in folder.checkpoints.glob("*")) for folder in folders]
+    if first.train.init_from is not None and not all(begun):
         given = given_params(Path(first.train.init_from), first.model)
     for config, folder in zip(configs, folders, strict=True):
         if jax.process_index() == 0:
             folder.claim(config)
         wait_for_all("claimed")
         folder.claim(config)  # which the others find done
+    if not any(feeds):
+        return [read_json(folder.training) for folder in folders]
     train, model = first.train, Transformer(first.model)
     optimizer = make_optimizer(train.optimizer, train.steps)
     train_step = make_train_step(model, optimizer, train.first_layer_weight, train.z_weight, train.loss_chunk, mesh)
