@@ -1,15 +1,13 @@
 """phase-jax counterfactual: how much of a trained model's gap each cause carries."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from experiments.evaluate import SEED, once, run_prompts, trained
-from experiments.knockout import CALIBRATION, CALIBRATION_SEED, calibration_prompts
+from experiments.knockout import CALIBRATION, CALIBRATION_SEED, calibration_prompts, measure_all
 from experiments.options import parser
 from phase_jax.data.prompts import PROTOCOLS, RESIDUES
 from phase_jax.run import RunFolder
@@ -101,21 +99,4 @@ def main(argv: Sequence[str]) -> int:
         "--logical", type=int, default=LOGICAL, metavar="N", help="logical samples (default %(default)s)"
     )
     arguments.add_argument("--seed", type=int, default=SEED, help="seed of the prompts")
-    arguments.add_argument(
-        "--calibration", type=int, default=CALIBRATION, metavar="N", help="logical samples (default %(default)s)"
-    )
-    arguments.add_argument("--calibration-seed", type=int, default=CALIBRATION_SEED, help="seed of these prompts")
-    options = vars(arguments.parse_args(argv))
-
-    from experiments.runtime import prepare
-
-    prepare()
-    console = Console(width=None if sys.stdout.isatty() else 140)
-    paths, protocols = options.pop("workdir"), options.pop("protocols")
-    for folder in map(RunFolder, paths):
-        for protocol in protocols:
-            report, reused = counterfactual_run(folder, protocol, **options)
-            console.print(table(report))
-            where = folder.intervention(f"counterfactual-{protocol}").with_suffix(".json")
-            print(f"{where}{' (measured before)' if reused else ''}", flush=True)
-    return 0
+    return measure_all("counterfactual", arguments, argv, counterfactual_run, table, 140)

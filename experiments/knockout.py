@@ -1,7 +1,8 @@
 """phase-jax knockout: which heads a trained model loses its answers with, and at which phases."""
 
+import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +137,35 @@ def table(report: dict) -> Table:
     return result
 
 
+def measure_all(
+    name: str,
+    arguments: argparse.ArgumentParser,
+    argv: Sequence[str],
+    run: Callable[..., tuple[dict, bool]],
+    table: Callable[[dict], Table],
+    width: int,
+) -> int:
+    """A verb that measures runs against calibration prompts: parses, and prints a table for each run and padding."""
+    arguments.add_argument(
+        "--calibration", type=int, default=CALIBRATION, metavar="N", help="logical samples (default %(default)s)"
+    )
+    arguments.add_argument("--calibration-seed", type=int, default=CALIBRATION_SEED, help="seed of these prompts")
+    options = vars(arguments.parse_args(argv))
+
+    from experiments.runtime import prepare
+
+    prepare()
+    console = Console(width=None if sys.stdout.isatty() else width)
+    paths, protocols = options.pop("workdir"), options.pop("protocols")
+    for folder in map(RunFolder, paths):
+        for protocol in protocols:
+            report, reused = run(folder, protocol, **options)
+            console.print(table(report))
+            where = folder.intervention(f"{name}-{protocol}").with_suffix(".json")
+            print(f"{where}{' (measured before)' if reused else ''}", flush=True)
+    return 0
+
+
 def main(argv: Sequence[str]) -> int:
     arguments = parser(
         "knockout",
@@ -159,21 +189,4 @@ def main(argv: Sequence[str]) -> int:
     arguments.add_argument(
         "--means", choices=MEANS, default="all", help="over all calibration prompts, or those of the target's phase"
     )
-    arguments.add_argument(
-        "--calibration", type=int, default=CALIBRATION, metavar="N", help="logical samples (default %(default)s)"
-    )
-    arguments.add_argument("--calibration-seed", type=int, default=CALIBRATION_SEED, help="seed of these prompts")
-    options = vars(arguments.parse_args(argv))
-
-    from experiments.runtime import prepare
-
-    prepare()
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    paths, protocols = options.pop("workdir"), options.pop("protocols")
-    for folder in map(RunFolder, paths):
-        for protocol in protocols:
-            report, reused = knockout_run(folder, protocol, **options)
-            console.print(table(report))
-            where = folder.intervention(f"knockout-{protocol}").with_suffix(".json")
-            print(f"{where}{' (measured before)' if reused else ''}", flush=True)
-    return 0
+    return measure_all("knockout", arguments, argv, knockout_run, table, 160)
