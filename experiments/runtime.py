@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 
 # Parameters of glibc's mallopt, from malloc.h.
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 
 
 def prepare(compilation_cache: bool = True) -> None:
@@ -24,7 +24,7 @@ def prepare(compilation_cache: bool = True) -> None:
         jax.config.update("jax_compilation_cache_dir", str(Path.home() / ".cache" / "phase-jax"))
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
-        for parameter, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**31 - 1), (_TOP_PAD, 2**26)):
+        for parameter, value in ((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**31 - 1), (_TOP_PAD, 2**26)):
             if mallopt is not None:
                 mallopt(parameter, value)
 
