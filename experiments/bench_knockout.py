@@ -1,7 +1,7 @@
 """phase-jax bench knockout: all knockouts of a model from one prefill, and the same by a forward pass each."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from experiments.options import parser
@@ -12,10 +12,11 @@ from phase_jax.run import write_json
 MODELS = ("kvc_w8s8_1kv_baseline", "kvc_w8s8_4kv")
 
 
-def measure(variant: str, logical: int, repeats: int) -> dict:
+def measure(variant: str, logical: int, each: int, repeats: int) -> dict:
     """Seconds of each way (medians; the ways take turns), and the largest difference of their NLLs.
 
-    The model has the parameters it begins with: what is computed does not depend on them.
+    Only the first `each` samples get a forward pass for each knockout, and both ways are compared on them. The model
+    has the parameters it begins with: how long it takes does not depend on them.
     """
     import jax
     import jax.numpy as jnp
@@ -30,7 +31,7 @@ def measure(variant: str, logical: int, repeats: int) -> dict:
     config = lab_run(variant)
     model, words = Transformer(config.model), config.data.vocabulary
     prompts = run_prompts(config, "prefix", logical, 0)
-    n, residues, length = prompts.tokens.shape
+    _, residues, length = prompts.tokens.shape
     params = model.init(jax.random.key(0), jnp.zeros((1, length), jnp.int32))["params"]
     plan = tool.knockouts(config.model, length)[: config.model.layers * config.model.kv_heads]
     shape = (config.model.layers, 1, 1, config.model.query_heads, config.model.head_dim)
@@ -52,29 +53,31 @@ def measure(variant: str, logical: int, repeats: int) -> dict:
         logits = logits.reshape(*tokens.shape[:2], -1)
         return sweep.scores_of(logits, answer[:, None], words)["nll"]
 
-    def by_batches(call: Callable) -> Callable[[], list]:
-        starts = range(0, n, tool.BATCH)
-        rows = [slice(start, start + tool.BATCH) for start in starts]
-        return lambda: jax.block_until_ready([call(prompts.tokens[own], prompts.answer[own]) for own in rows])
+    def run(way: Callable, samples: int) -> Iterator[jax.Array]:
+        for start in range(0, samples, tool.BATCH):
+            own = slice(start, start + tool.BATCH)
+            yield jax.block_until_ready(way(prompts.tokens[own], prompts.answer[own]))
 
     ways = {
-        "clean evaluation": by_batches(lambda tokens, answer: sweep.score(model, words, params, tokens, answer)["nll"]),
-        "prefill": by_batches(lambda tokens, answer: prefilled(tokens)),
-        "knockouts": by_batches(lambda t, a: tool.score(model, words, (1,), shared, t, a)["nll"][:, 1:]),
-        "a pass each": by_batches(lambda t, a: jnp.stack([whole_pass(one, t, a) for one in where], axis=1)),
+        "clean evaluation": lambda tokens, answer: sweep.score(model, words, params, tokens, answer)["nll"],
+        "prefill": lambda tokens, answer: prefilled(tokens),
+        "knockouts": lambda t, a: tool.score(model, words, (1,), shared, t, a)["nll"][:, 1:],
+        "a pass each": lambda t, a: jnp.stack([whole_pass(one, t, a) for one in where], axis=1),
     }
-    results = {name: run() for name, run in ways.items()}  # and compiled
+    samples = {name: each if name == "a pass each" else logical for name in ways}
+    ours, theirs = (np.concatenate(list(run(ways[name], each))) for name in ("knockouts", "a pass each"))
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(repeats):
-        for name, run in ways.items():
+    for repeat in range(1 + repeats):
+        for name, way in ways.items():
             began = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - began)
-    ours, theirs = (np.concatenate(results[name]) for name in ("knockouts", "a pass each"))
+            for _ in run(way, samples[name] if repeat else tool.BATCH):  # the first only compiles
+                pass
+            if repeat:
+                seconds[name].append(time.perf_counter() - began)
     return {
         "model": variant,
         "knockouts": len(plan),
-        "prompts": n * residues,
+        "prompts": {name: residues * number for name, number in samples.items()},
         "seconds": {name: float(np.median(times)) for name, times in seconds.items()},
         "largest_difference": float(np.abs(ours - theirs).max()),
     }
@@ -88,24 +91,33 @@ def main(argv: Sequence[str]) -> int:
     )
     arguments.add_argument("--models", nargs="+", default=MODELS, metavar="ID", help="ids of phase-jax configs")
     arguments.add_argument("--logical", type=int, default=16, help="logical samples, a multiple of 8 (default 16)")
+    arguments.add_argument(
+        "--each", type=int, help="how many of them get a forward pass for each knockout, a multiple of 8 (default all)"
+    )
     arguments.add_argument("--repeats", type=int, default=5, help="timed runs of each way (default 5)")
     arguments.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     options = arguments.parse_args(argv)
+    each = options.logical if options.each is None else options.each
     if options.repeats < 1:
         raise UserError(f"--repeats {options.repeats}: at least one is needed")
-    if options.logical < 1 or options.logical % 8:
-        raise UserError(f"--logical {options.logical}: choose a multiple of 8, so that all batches are alike")
+    for name, number in (("--logical", options.logical), ("--each", each)):
+        if not 1 <= number <= options.logical or number % 8:
+            raise UserError(
+                f"{name} {number}: choose a multiple of 8, so that all batches are alike, and --each the less"
+            )
 
     from experiments.runtime import prepare
 
     prepare(compilation_cache=False)
-    rows = [measure(variant, options.logical, options.repeats) for variant in options.models]
+    rows = [measure(variant, options.logical, each, options.repeats) for variant in options.models]
     for row in rows:
-        seconds = row["seconds"]
-        unit = seconds["clean evaluation"] + seconds["prefill"]
-        print(f"{row['model']}, {row['prompts']} prompts, {row['knockouts']} knockouts:")
-        for name, value in seconds.items():
-            print(f"  {name:<18}{value:>8.2f} s{value / unit:>8.2f} of (clean evaluation + prefill)")
+        a_prompt = {name: value / row["prompts"][name] for name, value in row["seconds"].items()}
+        clean, prefill = a_prompt["clean evaluation"], a_prompt["prefill"]
+        print(f"{row['model']}, {row['knockouts']} knockouts")
+        print(f"  {'':<18}{'prompts':>8}{'seconds':>9}   a prompt, of clean   of clean + prefill")
+        for name, value in a_prompt.items():
+            took = f"{row['prompts'][name]:>8}{row['seconds'][name]:>9.2f}"
+            print(f"  {name:<18}{took}{value / clean:>21.2f}{value / (clean + prefill):>21.2f}")
         print(f"  largest difference of NLL: {row['largest_difference']:.1e} nats")
     if options.json:
         write_json(options.json, {"rows": rows})

@@ -9,53 +9,61 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from experiments.evaluate import SEED, run_prompts, store, stored, trained
+from experiments.evaluate import SEED, once, run_prompts, stored, trained
 from experiments.options import parser
 from phase_jax.data.prompts import PROTOCOLS
 from phase_jax.errors import UserError
 from phase_jax.run import RunFolder
 
 
-def cycle_run(folder: RunFolder, protocol: str, logical: int, deltas: Sequence[int], seed: int = SEED) -> dict:
-    """The report of cycling a trained run's gates by every δ, stored as interventions/cycle-<protocol>.
+def cycle_run(
+    folder: RunFolder, protocol: str, logical: int, deltas: Sequence[int], seed: int = SEED
+) -> tuple[dict, bool]:
+    """(report, whether it was there already) of cycling by every δ, stored as interventions/cycle-<protocol>.
 
-    What was measured before on the same prompts is kept, and each δ is stored once it is measured. Raises UserError
-    where the run is not trained, its gates cannot cycle, or a size is impossible.
+    Other δ that were measured before on the same prompts are kept. Raises UserError where the run is not trained, its
+    gates cannot cycle, or a size is impossible.
     """
     config = trained(folder)
 
-    from phase_jax.evaluation.sweep import sweep
     from phase_jax.interventions.cycling import check_cycling, cycle_gates
-    from phase_jax.model import Transformer
-    from phase_jax.statistics import cycling_report, fold
-    from phase_jax.training.loop import load_params
 
     check_cycling(config.model, deltas, config.id)
-    model, stride, vocabulary = Transformer(config.model), config.model.stride, config.data.vocabulary
+    width, stride = config.model.window, config.model.stride
     made_of = {"protocol": protocol, "n_logical": logical, "prompt_seed": seed}
     target, clean = folder.intervention(f"cycle-{protocol}"), folder.evaluation(protocol)
-    correct = _arrays(target) if stored(target, made_of) else {}
-    if "+0" not in correct and stored(clean, made_of):
-        correct["+0"] = _arrays(clean)["correct"]
-    missing = [delta for delta in (0, *deltas) if f"{delta:+}" not in correct]
-    if missing:
-        prompts, params = run_prompts(config, **made_of), load_params(config, folder)
-    for delta in missing:
-        label = f"{config.id} {protocol} δ = {delta:+}"
-        correct[f"{delta:+}"] = sweep(model, cycle_gates(params, delta), prompts, vocabulary, label)["correct"]
+    before = stored(target, made_of)
+    deltas = sorted({*deltas, *(row["delta"] for row in (before or {"cycled": ()})["cycled"])})
+
+    def measured(journal: Path) -> tuple[dict, dict]:
+        from phase_jax.evaluation.sweep import sweep
+        from phase_jax.model import Transformer
+        from phase_jax.statistics import cycling_report, fold
+        from phase_jax.training.loop import load_params
+
+        prompts = run_prompts(config, **made_of)
+        model, params = Transformer(config.model), load_params(config, folder)
+        # By δ mod W: gates that are W offsets apart are the same.
+        correct = {int(name) % width: values for name, values in _arrays(target).items()} if before else {}
+        if 0 not in correct and stored(clean, made_of):
+            correct[0] = _arrays(clean)["correct"]
+        for delta in (0, *deltas):
+            if delta % width not in correct:
+                label, cycled = f"{config.id} {protocol} δ = {delta:+}", cycle_gates(params, delta)
+                scores = sweep(model, cycled, prompts, config.data.vocabulary, label, journal)
+                correct[delta % width] = scores["correct"]
         report = {
             "model": config.id,
             **made_of,
+            "deltas": deltas,
             "stride": stride,
             "map_sharing": config.model.map_sharing,
-            "clean": fold(correct["+0"], stride).mean(axis=0).tolist(),
-            "cycled": [
-                cycling_report(correct["+0"], correct[name], int(name), stride)
-                for name in sorted(correct.keys() - {"+0"}, key=int)
-            ],
+            "clean": fold(correct[0], stride).mean(axis=0).tolist(),
+            "cycled": [cycling_report(correct[0], correct[delta % width], delta, stride) for delta in deltas],
         }
-        store(target, report, correct)
-    return stored(target, made_of)
+        return report, {f"{delta:+}": correct[delta % width] for delta in (0, *deltas)}
+
+    return once(target, {**made_of, "deltas": deltas}, measured)
 
 
 def _arrays(target: Path) -> dict[str, np.ndarray]:
@@ -124,9 +132,10 @@ def main(argv: Sequence[str]) -> int:
     console = Console(width=None if sys.stdout.isatty() else 140)
     for folder in map(RunFolder, options.workdir):
         for protocol in options.protocols:
-            report = cycle_run(folder, protocol, options.logical, deltas, options.seed)
+            report, reused = cycle_run(folder, protocol, options.logical, deltas, options.seed)
             console.print(cycling_table(report))
-            print(folder.intervention(f"cycle-{protocol}").with_suffix(".json"), flush=True)
+            where = folder.intervention(f"cycle-{protocol}").with_suffix(".json")
+            print(f"{where}{' (measured before)' if reused else ''}", flush=True)
     return 0
 
 

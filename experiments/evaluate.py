@@ -180,7 +180,7 @@ def stored(target: Path, made_of: dict) -> dict | None:
     if not (target.with_suffix(".json").exists() and target.with_suffix(".npz").exists()):
         return None
     report = read_json(target.with_suffix(".json"))
-    return report if all(report[key] == value for key, value in made_of.items()) else None
+    return report if all(report.get(key) == value for key, value in made_of.items()) else None
 
 
 def store(target: Path, report: dict, scores: dict) -> None:

@@ -116,7 +116,7 @@ def causal(configs: Sequence[RunConfig], workdir: Path, protocols: Sequence[str]
                 console.print(counterfactual.table(found))
                 gates.gates_run(folder, protocol, min(logical, gates.LOGICAL))
             if _applies(check_cycling, model, CYCLED, config.id):
-                console.print(cycle.cycling_table(cycle.cycle_run(folder, protocol, logical, CYCLED)))
+                console.print(cycle.cycling_table(cycle.cycle_run(folder, protocol, logical, CYCLED)[0]))
     report.main([str(workdir), "--out", str(workdir / "report.html")])
 
 

@@ -9,6 +9,7 @@ import pytest
 from experiments.cli import main
 from experiments.cycle import delta_range
 from phase_jax.errors import UserError
+from phase_jax.evaluation import sweep
 from phase_jax.run import RunFolder
 from phase_jax.training.loop import train
 from tests.reports.lab import write_run
@@ -45,11 +46,25 @@ def test_gates_are_measured_at_every_checkpoint_and_once(copy, capsys, monkeypat
     assert main(command) == 0, "measured before"
 
 
-def test_cycling_is_stored_delta_by_delta_and_continued(copy, capsys, monkeypatch):
+def test_cycling_measures_each_model_once_though_stopped(copy, capsys, monkeypatch):
     command = ["cycle", "--workdir", str(copy), "--protocols", "prefix", "--logical", "2", "--delta"]
-    assert main([*command, "-1:1"]) == 0
-    assert "δ" in capsys.readouterr().out
     target = copy / "interventions" / "cycle-prefix.json"
+    biases, stop, score = [], 2, sweep.score
+
+    def counted(model, vocabulary, params, *batch):
+        if len(biases) == stop:
+            raise KeyboardInterrupt
+        biases.append(np.asarray(params["layers"]["attention"]["compress_key"]["bias"]).tobytes())
+        return score(model, vocabulary, params, *batch)
+
+    monkeypatch.setattr(sweep, "score", counted)
+    assert main([*command, "-1:1"]) == 130 and not target.exists()
+    stop = None
+    assert main([*command, "-1:1"]) == 0 and len(biases) == 3
+    assert "δ" in capsys.readouterr().out and sorted(file.suffix for file in target.parent.iterdir()) == [
+        ".json",
+        ".npz",
+    ]
     report = json.loads(target.read_text())
     assert [row["delta"] for row in report["cycled"]] == [-1, 1] and len(report["clean"]) == 4
     assert all(row["r2x"] is None for row in report["cycled"]), "three phases without the boundary"
@@ -57,14 +72,13 @@ def test_cycling_is_stored_delta_by_delta_and_continued(copy, capsys, monkeypatc
         assert set(arrays) == {"+0", "-1", "+1"} and arrays["+1"].shape == (2, 24)
         assert np.allclose(arrays["+0"].reshape(2, 6, 4).mean(axis=(0, 1)), report["clean"])
 
-    from phase_jax.evaluation import sweep
-
-    scored, real = [], sweep.sweep
-    monkeypatch.setattr(sweep, "sweep", lambda *args, **kw: scored.append(args[-1]) or real(*args, **kw))
-    assert main([*command, "-2:1"]) == 0
-    assert len(scored) == 1 and "δ = -2" in scored[0]
+    assert main([*command, "-1"]) == 0 and "measured before" in capsys.readouterr().out
+    assert main([*command, "-3:2"]) == 0 and len(biases) == 4, "in windows of 4, −3 is 1 and 2 is −2"
     again = json.loads(target.read_text())
-    assert [row["delta"] for row in again["cycled"]] == [-2, -1, 1] and again["cycled"][1:] == report["cycled"]
+    assert [row["delta"] for row in again["cycled"]] == [-3, -2, -1, 1, 2]
+    assert again["cycled"][2:4] == report["cycled"]
+    assert again["cycled"][0] == report["cycled"][1] | {"delta": -3}
+    assert len(set(biases)) == 4
 
 
 def test_an_evaluation_of_the_same_prompts_is_the_clean_curve(copy):
