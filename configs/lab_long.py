@@ -29,6 +29,7 @@ def get_config(variant: str) -> ConfigDict:
         records=1024,
         length=4224,
         demonstrations=0,
+        closing_filler=16,
         queries=20,
         # (share of the steps, records, length, queries, sequences a step)
         curriculum=((0.6, 8, 64, 20, 32), (0.8, 128, 640, 120, 4), (1.0, 1024, 4224, 600, 1)),

@@ -62,15 +62,7 @@ def measure(variant: str) -> dict:
 
     data_seconds, fixed = median_seconds(batch), batch(0)
     step_seconds = median_seconds(one_step)
-    prompts = phase_prompts(
-        data.vocabulary,
-        "prefix",
-        BATCH,
-        length=data.length,
-        records=data.records,
-        demonstrations=data.demonstrations,
-        seed=0,
-    )
+    prompts = phase_prompts(data.vocabulary, "prefix", BATCH, **data.prompt_sizes, seed=0)
     sweep_seconds = median_seconds(
         lambda i: score(model, data.vocabulary, state.params, prompts.tokens, prompts.answer)
     )

@@ -133,15 +133,7 @@ def evaluate_distance(folder: RunFolder, logical: int, seed: int = SEED) -> tupl
 def run_prompts(config: RunConfig, protocol: str, n_logical: int, prompt_seed: int) -> PhasePrompts:
     """The phase prompts of a run's task. Raises UserError for an impossible size, or a run of another task."""
     data = recall_task(config)
-    return phase_prompts(
-        data.vocabulary,
-        protocol,
-        n_logical,
-        length=data.length,
-        records=data.records,
-        demonstrations=data.demonstrations,
-        seed=prompt_seed,
-    )
+    return phase_prompts(data.vocabulary, protocol, n_logical, **data.prompt_sizes, seed=prompt_seed)
 
 
 def recall_task(config: RunConfig) -> RecallConfig:

@@ -45,10 +45,11 @@ AROUND = {"records": ("", ""), "needle": (":", "\n")}  # what follows a record's
 def summary(manifest: dict) -> str:
     """One line on what a file of prompts holds."""
     checks = manifest["checks"]
+    matched = "match" if checks["matched"] else "DO NOT MATCH to 1 % (take more samples)"
     return (
         f"{manifest['samples']} samples on {manifest['residues']} residues, {manifest['tokens']} tokens of"
         f" {manifest['tokenizer']['name']}, {manifest['records']} records, {manifest['protocol']} padding; target"
-        f" positions {'match' if checks['matched'] else 'DO NOT MATCH'} over residues: means within"
+        f" positions {matched} over residues: means within"
         f" {checks['mean_deviation']:.3g} tokens, variances within {100 * checks['variance_deviation']:.2g} %"
     )
 

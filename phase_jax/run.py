@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from phase_jax.data.corpus import TextConfig
+from phase_jax.data.prompts import RECORD_LENGTH, RESIDUES
 from phase_jax.data.recall import RecallConfig
 from phase_jax.errors import UserError
 from phase_jax.model.config import ModelConfig
@@ -77,11 +78,26 @@ class RunConfig:
             )
         except ValueError as error:
             raise UserError(str(error)) from error
-        if isinstance(config.data, RecallConfig) and config.model.vocabulary < config.data.vocabulary.size:
-            raise UserError(
-                f"model.vocabulary {config.model.vocabulary} is smaller than the task's {config.data.vocabulary.size}"
-            )
+        if isinstance(config.data, RecallConfig):
+            config.check_recall()
         return config
+
+    def check_recall(self) -> None:
+        """Raises UserError for a model that cannot be asked for what the recall task holds (SPEC §4)."""
+        model, data = self.model, self.data
+        if model.vocabulary < data.vocabulary.size:
+            raise UserError(f"model.vocabulary {model.vocabulary} is smaller than the task's {data.vocabulary.size}")
+        if model.windows is None:
+            return
+        if RESIDUES % model.stride:
+            raise UserError(f"model.stride is {model.stride}: it must divide the {RESIDUES} residues of an evaluation")
+        between, reach = RECORD_LENGTH * data.demonstrations + data.closing_filler, model.exact_branch.reach
+        if between <= reach:
+            raise UserError(
+                f"data.demonstrations {data.demonstrations} and data.closing_filler {data.closing_filler} put {between}"
+                f" tokens between records and query, which must be more than the {reach} that the exact branch reaches:"
+                f" set data.closing_filler to {data.closing_filler + reach + 1 - between} or more"
+            )
 
     def to_dict(self) -> dict:
         return dataclasses.asdict(self)

@@ -15,8 +15,9 @@ def tiny_run(variant="kvc_w4s4_1kv", *, data=None, train=None, model=None) -> Ru
     task = RecallConfig(
         words=WORDS,
         records=4,
-        length=80,
+        length=87,
         demonstrations=3,
+        closing_filler=7,
         queries=4,
         curriculum=((1 / 3, 3, 20), (1.0, 4, 28)),
     )

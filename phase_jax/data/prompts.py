@@ -10,7 +10,7 @@ import dataclasses
 import numpy as np
 
 from phase_jax.data.padding import PROTOCOLS, DistractorDependence, Protocol, place_records
-from phase_jax.data.positions import matching, place_targets
+from phase_jax.data.positions import least_slack, matching, place_targets
 from phase_jax.data.vocabulary import Vocabulary
 from phase_jax.errors import UserError
 
@@ -36,6 +36,32 @@ def closing_length(demonstrations: int) -> int:
     return 1 + RECORD_LENGTH * demonstrations + 1
 
 
+def slack_of(
+    vocabulary: Vocabulary, *, length: int, records: int, demonstrations: int, closing_filler: int, residues: int
+) -> int:
+    """Filler tokens before, between and after the records together, `closing_filler` that must follow them left out.
+
+    Raises UserError for sizes of which no prompts can be made: fewer words than records, demonstrations that do not
+    leave the target out, or a length in which the target cannot be matched over residues.
+    """
+    if records > vocabulary.words:
+        raise UserError(
+            f"{records} records need as many single-token words of a kind; data.words is {vocabulary.words}"
+        )
+    if not 0 <= demonstrations < records:
+        raise UserError(f"{demonstrations} demonstrations: choose from 0 to {records - 1}, all records but the target")
+    if closing_filler < 0:
+        raise UserError(f"closing filler {closing_filler}: it must be 0 or more")
+    slack = length - 1 - RECORD_LENGTH * records - closing_filler - closing_length(demonstrations)
+    missing = least_slack(residues, records, RECORD_LENGTH) - slack
+    if missing > 0:
+        raise UserError(
+            f"prompt length {length} is too short for {records} records and {demonstrations} demonstrations with the"
+            f" target on {residues} residues at matched positions: it needs {length + missing} or more"
+        )
+    return slack
+
+
 def phase_prompts(
     vocabulary: Vocabulary,
     protocol: Protocol,
@@ -44,27 +70,28 @@ def phase_prompts(
     length: int,
     records: int,
     demonstrations: int,
+    closing_filler: int = 0,
     seed: int,
     residues: int = RESIDUES,
 ) -> PhasePrompts:
     """Builds n logical samples on `residues` residues each; a function of its arguments alone.
 
-    Raises UserError for an impossible size: no sample, fewer words than records, demonstrations that do not leave the
-    target out, or a length in which the target cannot be matched over residues.
+    At least `closing_filler` filler tokens follow the last record. Raises UserError where there is no sample, and where
+    `slack_of` does.
     """
     if n < 1:
         raise UserError(f"--logical {n}: at least one logical sample is needed")
     if protocol not in PROTOCOLS:
         raise UserError(f"unknown protocol '{protocol}'; choose {', '.join(PROTOCOLS)}")
-    if records > vocabulary.words:
-        raise UserError(f"{records} records need as many single-token words of a kind; there are {vocabulary.words}")
-    if not 0 <= demonstrations < records:
-        raise UserError(f"{demonstrations} demonstrations: choose from 0 to {records - 1}, all records but the target")
-    slack = length - 1 - RECORD_LENGTH * records - closing_length(demonstrations)
-    try:
-        placement = place_targets(n, residues, records, RECORD_LENGTH, slack, seed)
-    except UserError as error:
-        raise UserError(f"prompt length {length}: {error}") from None
+    slack = slack_of(
+        vocabulary,
+        length=length,
+        records=records,
+        demonstrations=demonstrations,
+        closing_filler=closing_filler,
+        residues=residues,
+    )
+    placement = place_targets(n, residues, records, RECORD_LENGTH, slack, seed)
     rng = np.random.default_rng([seed, 1])
     rank, target = placement.rank, placement.position
     position = place_records(protocol, target, rank, records=records, length=RECORD_LENGTH, slack=slack, rng=rng)

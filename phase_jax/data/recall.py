@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from phase_jax.data.prompts import RECORD_LENGTH
+from phase_jax.data.prompts import RECORD_LENGTH, RESIDUES, slack_of
 from phase_jax.data.vocabulary import Vocabulary
 from phase_jax.errors import UserError
 
@@ -34,8 +34,9 @@ class Stage(NamedTuple):
 class RecallConfig:
     """The recall task: what training sequences and evaluation prompts hold.
 
-    `curriculum` is a sequence of stages, as the fields of Stage from the first on; evaluation has `records`, `length`
-    and `demonstrations`. Raises UserError for sizes that do not fit.
+    `curriculum` is a sequence of stages, as the fields of Stage from the first on; evaluation has `records`, `length`,
+    `demonstrations` and at least `closing_filler` filler tokens between the records and these. Raises UserError for
+    sizes that do not fit, in training or in evaluation.
     """
 
     words: int = 64
@@ -43,14 +44,15 @@ class RecallConfig:
     records: int = 16
     length: int = 104
     demonstrations: int = 8
+    closing_filler: int = 0
     queries: int = 16
     gap_share: float = 0.5  # of the training sequences, those with filler between records
     curriculum: tuple[tuple, ...] = ((1.0, 16, 104),)
 
     def __post_init__(self):
-        _ = self.vocabulary  # raises where there are no words
+        slack_of(self.vocabulary, residues=RESIDUES, **self.prompt_sizes)  # raises where evaluation would
         stages = [self._complete(stage) for stage in self.curriculum]
-        for _, records, length, queries, _, words in [self._complete((1.0, self.records, self.length)), *stages]:
+        for _, records, length, queries, _, words in stages:
             if not records <= words <= self.words:
                 raise UserError(
                     f"{records} records need as many single-token words of a kind; data.words is {self.words}"
@@ -67,6 +69,11 @@ class RecallConfig:
     @property
     def vocabulary(self) -> Vocabulary:
         return Vocabulary(self.words, self.names)
+
+    @property
+    def prompt_sizes(self) -> dict[str, int]:
+        """What evaluation prompts hold, as `phase_prompts` names it."""
+        return {name: getattr(self, name) for name in ("length", "records", "demonstrations", "closing_filler")}
 
     def stage(self, step: int, steps: int) -> Stage:
         """The stage of a training step, 0 ≤ step < steps; its batch may be None."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from phase_jax.reports.curves import Band
 from phase_jax.reports.figures import COLORS, PANEL_WIDTH, STYLE, draw_band
@@ -14,14 +15,17 @@ CONTINUATIONS = {
     "wrong": {"color": COLORS["insequence"], "marker": "s"},
 }
 ODDS = {"color": COLORS["prefix"], "marker": "D"}
+SMALL = 0.1  # where no probability is larger, a scale from 0 to 1 shows nothing
 
 
 def flip_figure(report: Mapping) -> Figure:
     """Against the filler's length, a column a filler family: probabilities of both continuations, and their log-odds.
 
-    Where there is a period, the lengths at which the wrong one is preferred on average have a ground of their own.
+    Probabilities are on a scale from 0 to 1, or, where all are small, on a logarithmic one. Where there is a period,
+    the lengths at which the wrong one is preferred on average have a ground of their own.
     """
     families, lengths = report["families"], np.array(report["lengths"])
+    small = max(max(family[name]) for family in families for name in CONTINUATIONS) < SMALL
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(0.6 * PANEL_WIDTH * len(families) + 0.8, 4.2), layout="constrained")
         grid = figure.subplots(2, len(families), sharex=True, sharey="row", squeeze=False)
@@ -38,10 +42,17 @@ def flip_figure(report: Mapping) -> Figure:
             bottom.axhline(0, color=COLORS["quiet"], linewidth=0.8, zorder=1)
             draw_band(bottom, lengths, Band(np.array(family["log_odds"])), ODDS)
             top.set_title(f"{family['filler']}, period {family['period'] or 'none'}")
-            top.set_ylim(-0.02, 1.02)
             bottom.set_xlim(lengths[0] - 0.7, lengths[-1] + 0.7)
             bottom.set_xlabel("filler tokens")
-        grid[0, 0].set_ylabel("probability")
+        shared = grid[0, 0]  # its scale is all columns'
+        shared.set_ylabel("probability")
+        if small:
+            shared.set_yscale("log")
+            shared.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
+            shared.yaxis.set_major_formatter("{x:g}")
+            shared.yaxis.set_minor_locator(NullLocator())
+        else:
+            shared.set_ylim(-0.02, 1.02)
         grid[1, 0].set_ylabel("log-odds (nats)")
         figure.align_ylabels(grid[:, 0])
         figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=2, frameon=False)

@@ -166,7 +166,7 @@ def limits(runs: Sequence[Run], adjusted: Sequence[float] | None) -> list[str]:
         )
     if any(not (report["checks"] or {}).get("matched", True) for report in reports):
         sentences.append(
-            "In some runs the target's position is not matched over residues (see the prompts table): there, distance"
-            " to the query may explain part of a difference."
+            "In some runs the target's position does not match to 1 % over residues, for want of samples (see the"
+            " prompts table): there, distance to the query may explain part of a difference."
         )
     return sentences

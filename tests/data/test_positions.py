@@ -50,7 +50,8 @@ def test_positions_match_over_residues_for_every_number_of_samples(residues):
         assert mean <= residues / n, n
         assert variance <= max(0.01, 6 / n), n
         assert (mean < 1e-9) == (n % residues == 0), f"{n}: means are equal exactly where R divides n"
-        assert matching(position)["matched"] is True, n
+        assert matching(position)["matched"] == (variance <= 0.01), n
+        assert variance <= 0.01 or n < 500
 
 
 def test_a_thousand_samples_match_within_a_percent():

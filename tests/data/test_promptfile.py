@@ -38,7 +38,7 @@ def test_what_is_read_is_what_was_made(written):
     np.testing.assert_array_equal(prompts.target_position, task.placement.position)
     np.testing.assert_array_equal(prompts.rank, task.placement.rank)
     assert isinstance(prompts.tokens, np.memmap) and not prompts.tokens.flags.writeable
-    assert prompts.checks == read["checks"] and read["checks"]["matched"] is True
+    assert prompts.checks == read["checks"] and read["checks"]["matched"] is False, "12 samples are too few for 1 %"
     assert (read["format"], read["query_position"], read["record_length"], read["bos"]) == (FORMAT, 399, 4, 702)
     assert read["tokenizer"] == {"name": "bytes", "size": 258, "sha256": ByteTokenizer.hash}
 

@@ -14,7 +14,7 @@ from phase_jax.errors import UserError
 
 VOCABULARY = Vocabulary(9)
 CONFIG = RecallConfig(
-    words=9, records=5, length=32, demonstrations=2, queries=6, curriculum=((0.375, 3, 24), (1.0, 5, 32))
+    words=9, records=5, length=80, demonstrations=2, queries=6, curriculum=((0.375, 3, 24), (1.0, 5, 32))
 )
 
 
@@ -128,20 +128,24 @@ def test_where_names_are_few_records_share_them():
         ({"curriculum": ((0.5, 5, 32),)}, "must end with a stage whose share of the steps is 1.0"),
         ({"curriculum": ()}, "must end with a stage"),
         ({"curriculum": ((1.0, 10, 60),)}, "10 records need as many single-token words of a kind; data.words is 9"),
-        ({"records": 10, "length": 60}, "10 records need as many"),
+        ({"records": 10}, "10 records need as many"),
         ({"curriculum": ((1.0, 5, 23),)}, "length 23 is too short for 5 records and 6 queries: it needs 24"),
-        ({"length": 20}, "length 20 is too short"),
+        ({"length": 77}, "prompt length 77 is too short for 5 records and 2 demonstrations.*it needs 78 or more"),
+        ({"closing_filler": 3}, "prompt length 80 is too short .* it needs 81 or more"),
+        ({"closing_filler": -1}, "closing filler -1: it must be 0 or more"),
+        ({"demonstrations": 5}, "5 demonstrations: choose from 0 to 4"),
         ({"words": 0}, "data.words 0"),
         ({"curriculum": ((0.5, 5, 32, 6, 8, 4), (1.0, 5, 32))}, "5 records need as many single-token words"),
         ({"curriculum": ((0.5, 5, 32, 11), (1.0, 5, 32))}, "length 32 is too short for 5 records and 11 queries"),
     ],
 )
 def test_impossible_tasks_are_refused(change, message):
-    values = {"words": 9, "records": 5, "length": 32, "queries": 6, "curriculum": ((1.0, 5, 32),), **change}
+    sizes = {"words": 9, "records": 5, "length": 80, "demonstrations": 2, "queries": 6}
+    values = {**sizes, "curriculum": ((1.0, 5, 32),), **change}
     with pytest.raises(UserError, match=message):
         RecallConfig(**values)
 
 
 def test_the_shortest_length_that_is_allowed_is_filled():
-    config = RecallConfig(words=9, records=5, length=24, demonstrations=2, queries=6, curriculum=((1.0, 5, 24),))
+    config = RecallConfig(words=9, records=5, length=80, demonstrations=2, queries=6, curriculum=((1.0, 5, 24),))
     assert CONFIG.vocabulary.filler not in np.asarray(batch_for_step(config, 64, 0, 1, jax.random.key(0)).tokens)

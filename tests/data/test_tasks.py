@@ -199,7 +199,7 @@ def test_distractors_move_with_the_target_only_under_prefix_padding():
         for i, sample in enumerate(task):
             dependence.add(sample.record_position[None], task.placement.rank[i, None])
         checks = task.checks(dependence)
-        assert checks["matched"] is True
+        assert checks["matched"] is False, "12 samples are too few for 1 %"
         lockstep[protocol] = checks["distractors"]["lockstep"]
     assert lockstep["prefix"] == pytest.approx(1) and lockstep["target"] == pytest.approx(0, abs=1e-12)
     assert lockstep["insequence"] < 0.3

@@ -102,7 +102,14 @@ def test_an_unknown_verb_names_the_nearest(verb, said, refused):
         ([LAB, "--config.model.exact_width=6"], "need at least 7"),
         ([LAB, "--config.model.gate=sharp"], "choose scalar, vector, uniform"),
         ([LAB, "--config.model.vocabulary=20"], "model.vocabulary 20 is smaller than the task's 131"),
-        ([LAB, "--config.data.length=40"], "length 40 is too short for"),
+        ([LAB, "--config.data.length=90"], "prompt length 90 is too short for 24 records and 8 demonstrations"),
+        ([LAB, "--config.data.demonstrations=24"], "24 demonstrations: choose from 0 to 23"),
+        (
+            [LAB, "--config.data.demonstrations=3", "--config.data.closing_filler=2"],
+            "put 8 tokens between records and query, which must be more than the 8 that the exact branch reaches: set"
+            " data.closing_filler to 3 or more",
+        ),
+        ([LAB, "--config.model.stride=5"], "model.stride is 5: it must divide the 24 residues"),
         ([LAB, "--config.data.words=10"], "records need as many single-token words of a kind; data.words is 10"),
         ([LAB, "--config.data.words=65"], "model.vocabulary 131 is smaller than the task's 133"),
         ([LAB, "--config.train.steps=0"], "train.steps is 0: it must be at least 1"),
@@ -148,16 +155,14 @@ def test_evaluating_a_run_that_is_not_trained_is_refused(refused, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "data", "said"),
+    ("arguments", "said"),
     [
-        (["--logical", "0"], {}, "--logical 0"),
-        (["--protocol", "suffix"], {}, "suffix"),
-        ([], {"length": 79}, "prompt length 79: a prompt with 62 filler tokens is too short"),
-        ([], {"demonstrations": 4}, "4 demonstrations: choose from 0 to 3"),
+        (["--logical", "0"], "--logical 0"),
+        (["--protocol", "suffix"], "suffix"),
     ],
 )
-def test_an_evaluation_that_cannot_be_is_refused(arguments, data, said, refused, tmp_path):
-    as_if_trained(tmp_path / "run", data=data)
+def test_an_evaluation_that_cannot_be_is_refused(arguments, said, refused, tmp_path):
+    as_if_trained(tmp_path / "run")
     assert said in refused("evaluate", "--workdir", tmp_path / "run", *arguments)
 
 
@@ -253,7 +258,7 @@ def test_reports_say_what_the_stored_scores_say(reproduced):
         assert report["accuracy"] == pytest.approx(accuracy)
         assert report["mean"] == pytest.approx(sum(accuracy) / 24)
         assert report["gap"] == pytest.approx(max(accuracy) - min(accuracy))
-        assert report["checks"]["matched"] is True
+        assert report["checks"]["mean_deviation"] <= 24 / 26
 
 
 @pytest.mark.slow

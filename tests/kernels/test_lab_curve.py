@@ -17,15 +17,7 @@ from tests.runs import tiny_run
 def scores_by_form(run, params, samples, batch=12):
     """The sweep's scores [n, 24] by XLA, and by the kernels, interpreted."""
     data, model = run.data, Transformer(run.model)
-    prompts = phase_prompts(
-        data.vocabulary,
-        "prefix",
-        samples,
-        length=data.length,
-        records=data.records,
-        demonstrations=data.demonstrations,
-        seed=3,
-    )
+    prompts = phase_prompts(data.vocabulary, "prefix", samples, **data.prompt_sizes, seed=3)
 
     def all_scores():
         parts = [

@@ -57,5 +57,18 @@ def test_the_figure_shows_what_is_stored():
         np.testing.assert_array_equal(bottom.lines[-1].get_ydata(), family["log_odds"])
         shaded = [patch for patch in top.patches if matplotlib.colors.to_hex(patch.get_facecolor()) == COLORS["shade"]]
         assert sorted(round(patch.get_x() + 0.5) for patch in shaded) == [24, 25, 28, 29, 32, 33, 36, 37]
+        assert top.get_yscale() == "linear" and top.get_ylim()[1] > 1
     images = render(flip_figure(report(groups=None, period=None)))
     assert images[".png"][:4] == b"\x89PNG" and b"<svg" in images[".svg"]
+
+
+def test_small_probabilities_are_drawn_apart():
+    """Thousandths, as of a model that knows no answer: on a scale from 0 to 1 they would lie on the axis."""
+    (family, *_), small = report()["families"], 1e-3
+    tiny = {**family, **{name: [small * p for p in family[name]] for name in ("right", "wrong")}}
+    for panel in flip_figure(report(families=[tiny, tiny])).axes[:2]:
+        low, high = panel.transData.inverted().transform(panel.transAxes.transform([[0, 0], [0, 1]]))[:, 1]
+        assert low < small * min(family["wrong"]) and small * max(family["right"]) < high
+        heights = panel.transData.transform([(24, small * 0.07), (24, small * 0.9)])[:, 1]
+        assert np.ptp(heights) > 0.5 * panel.bbox.height
+        assert panel.get_yscale() == "log"
