@@ -21,8 +21,7 @@ from tests.runs import tiny_run
 
 
 @pytest.fixture(autouse=True)
-def _parameters_that_no_training_made(monkeypatch, tmp_path_factory):
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "compiled"))
+def _parameters_that_no_training_made(monkeypatch):
     monkeypatch.setattr("phase_jax.training.loop.load_params", lambda config, folder: draw_params(config.model))
 
 

@@ -12,11 +12,6 @@ from tests.runs import tiny_run
 BYTES = ("--tokenizer", "bytes")
 
 
-@pytest.fixture(autouse=True)
-def _keep_the_compilation_cache_of_the_user_out_of_it(monkeypatch, tmp_path_factory):
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "compiled"))
-
-
 def run_folder(path, variant="kvc_w4s4_1kv", **model):
     """A run's folder that says that it is trained."""
     folder = RunFolder(path)

@@ -16,8 +16,7 @@ def get_config(variant):
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path.parent / "compiled"))
+def run(tmp_path, capsys):
     (tmp_path / "tiny.py").write_text(CONFIG)
 
     def sweep(*arguments):

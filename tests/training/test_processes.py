@@ -41,11 +41,7 @@ def train(tmp_path_factory):
 
     def train(folder: Path, devices: int, mesh: str, processes: int = 1) -> RunFolder:
         command = [sys.executable, "-m", "experiments.cli", "train", f"--config={config}:tiny", f"--workdir={folder}"]
-        environment = {
-            **with_devices(devices),
-            "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
-            "JAX_NUM_PROCESSES": str(processes),
-        }
+        environment = {**with_devices(devices), "JAX_NUM_PROCESSES": str(processes)}
         if processes > 1:
             environment["JAX_COORDINATOR_ADDRESS"] = f"localhost:{free_port()}"
         started = [

@@ -186,9 +186,8 @@ sys.exit(cli.main(sys.argv[1:]))
 
 
 @pytest.fixture
-def command(tmp_path, monkeypatch):
+def command(tmp_path):
     """Arguments of `phase-jax train` for the tiny run, and its folder."""
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(jax.config.jax_compilation_cache_dir))
     file = tmp_path / "tiny.py"
     file.write_text(CONFIG_FILE)
     folder = RunFolder(tmp_path / "run")
