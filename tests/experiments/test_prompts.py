@@ -7,6 +7,7 @@ import pytest
 
 from experiments import cli, prompts
 from phase_jax.data.padding import PROTOCOLS
+from phase_jax.data.positions import in_slot, matched_slot_starts, matching
 from phase_jax.data.promptfile import read_prompts
 from tests.data.test_tokenizers import SHIPPED, loaded
 
@@ -105,3 +106,15 @@ def test_a_file_made_with_another_vocabulary_is_told(name, tmp_path, capsys, mon
 
 def test_out_or_check_is_needed(capsys):
     assert "one of the arguments --out --check is required" in refused(capsys, "--task", "needle")
+
+
+@pytest.mark.parametrize(("n", "said"), [(1000, "match over"), (26, "DO NOT MATCH to 1 % (take more samples) over")])
+def test_what_is_said_of_positions_is_what_was_found(n, said):
+    position = in_slot(matched_slot_starts(n, 24), 24)
+    sizes = {"samples": n, "residues": 24, "tokens": 256, "records": 64, "protocol": "prefix"}
+    line = prompts.summary({**sizes, "tokenizer": {"name": "qwen"}, "checks": matching(position)})
+    variance = np.var(position, axis=0)
+    found = 100 * np.abs(variance / variance.mean() - 1).max()
+    assert f"target positions {said} residues: means within" in line and line.endswith(
+        f"variances within {found:.2g} %"
+    )
