@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.options import parser
+from experiments.prompts import tokenizer_of
 from phase_jax.data.promptfile import read_prompts
 from phase_jax.data.prompts import PROTOCOLS, PhasePrompts, phase_prompts
 from phase_jax.data.recall import RecallConfig
@@ -40,12 +41,15 @@ def evaluate_run(folder: RunFolder, protocol: str, logical: int, seed: int = SEE
     return once(folder.evaluation(protocol), made_of, measured)
 
 
-def evaluate_prompts(folder: RunFolder, file: Path) -> tuple[dict, bool]:
+def evaluate_prompts(folder: RunFolder, file: Path, generate: int | None = None) -> tuple[dict, bool]:
     """`evaluate_run` on the prompts of a file, as phase-jax prompts writes it; stored as evaluations/prompts-<file>.
 
-    Raises UserError for a file that is none, of other token ids than the run's, or of residues that its stride does not
-    divide.
+    With `generate`, right is a greedily generated answer of so many tokens that, stripped of white space, starts with
+    the gold value (SPEC §5); stored as …-generated. Raises UserError for a file that is none, of other token ids than
+    the run's, or of residues that its stride does not divide.
     """
+    if generate is not None and generate < 1:
+        raise UserError(f"--generate {generate}: at least one token is needed")
     config = trained(folder)
     prompts, manifest = read_prompts(file)
     residues, stride = manifest["residues"], config.model.stride or 1
@@ -55,14 +59,17 @@ def evaluate_prompts(folder: RunFolder, file: Path) -> tuple[dict, bool]:
         )
     check_ids(folder, config, file, prompts, manifest)
     made_of = {"prompts_sha256": manifest["sha256"]}
+    suffix, text = "", None
+    if generate is not None:
+        made_of["generate"], suffix, text = generate, "-generated", tokenizer_of(file, manifest).decode
 
     def measured(journal: Path) -> tuple[dict, dict]:
-        protocol = f"{manifest['task']} {manifest['protocol']}"
-        report, scores = swept(folder, config, prompts, None, protocol, journal)
+        protocol = f"{manifest['task']} {manifest['protocol']}{suffix.replace('-', ' ')}"
+        report, scores = swept(folder, config, prompts, None, protocol, journal, generate, text)
         report |= {"prompts": str(file), **made_of, "prompt_seed": manifest["seed"]}
         return report, scores
 
-    return once(folder.evaluation("prompts-" + file.stem.replace(".", "-")), made_of, measured)
+    return once(folder.evaluation("prompts-" + file.stem.replace(".", "-") + suffix), made_of, measured)
 
 
 def check_ids(folder: RunFolder, config: RunConfig, file: Path, prompts: PhasePrompts, manifest: dict) -> None:
@@ -87,15 +94,23 @@ def swept(
     vocabulary: Vocabulary | None,
     protocol: str,
     journal: Path,
+    generate: int | None = None,
+    text: Callable[[Sequence[int]], str] | None = None,
 ) -> tuple[dict, dict]:
-    """(report, scores) of a run's model on phase prompts."""
+    """(report, scores) of a run's model on phase prompts; `text` reads what it is to `generate`."""
+    from phase_jax.evaluation.decode import is_right
     from phase_jax.evaluation.sweep import sweep
     from phase_jax.model import Transformer
     from phase_jax.statistics import phase_report
     from phase_jax.training.loop import load_params
 
     model, params = Transformer(config.model), load_params(config, folder)
-    scores = sweep(model, params, prompts, vocabulary, f"{config.id} {protocol}", journal)
+    scores = sweep(model, params, prompts, vocabulary, f"{config.id} {protocol}", journal, generate)
+    if generate is not None:
+        gold = map(text, prompts.answer[:, None])
+        scores["correct"] = np.array(
+            [[is_right(text(ids), value) for ids in row] for row, value in zip(scores["generated"], gold, strict=True)]
+        )
     report = phase_report(
         scores["correct"],
         config.model.stride,
@@ -225,10 +240,15 @@ def main(argv: Sequence[str]) -> int:
         "--distance", action="store_true", help="move the target away from the query instead, at every phase"
     )
     instead.add_argument("--prompts", type=Path, metavar="FILE", help="score what phase-jax prompts wrote instead")
+    arguments.add_argument(
+        "--generate", type=int, metavar="N", help="with --prompts: right is what N generated tokens begin with"
+    )
     arguments.add_argument("--logical", type=int, default=1000, metavar="N", help="logical samples (default 1000)")
     arguments.add_argument("--seed", type=int, default=SEED, help="seed of the prompts")
     arguments.add_argument("--profile", type=Path, metavar="DIR", help="write a profile of the run for XProf")
     options = arguments.parse_args(argv)
+    if options.generate is not None and options.prompts is None:
+        raise UserError("--generate goes with --prompts: names of the recall task are one token each")
 
     from experiments.runtime import prepare, profiled
 
@@ -246,7 +266,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     with profiled(options.profile):
         if options.prompts:
-            report, reused = evaluate_prompts(folder, options.prompts)
+            report, reused = evaluate_prompts(folder, options.prompts, options.generate)
         else:
             report, reused = evaluate_run(folder, options.protocol, options.logical, options.seed)
     print(summary_line(report) + (" (measured before)" if reused else ""))

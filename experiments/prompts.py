@@ -12,7 +12,7 @@ from phase_jax.data.lexicon import CHOICES, make_lexicon
 from phase_jax.data.padding import PROTOCOLS
 from phase_jax.data.promptfile import read_prompts, write_prompts
 from phase_jax.data.tasks import Task
-from phase_jax.data.tokenizers import SHIPPED, load_tokenizer, special_token
+from phase_jax.data.tokenizers import SHIPPED, Tokenizer, load_tokenizer, special_token
 from phase_jax.errors import UserError
 from phase_jax.progress import progress_bar
 
@@ -54,19 +54,25 @@ def summary(manifest: dict) -> str:
     )
 
 
-def excerpt(tokenizer, tokens: np.ndarray, position: int, length: int) -> str:
+def excerpt(tokenizer: Tokenizer, tokens: np.ndarray, position: int, length: int) -> str:
     """The text of the target's record and of the prompt's end."""
     record, end = tokens[position : position + length], tokens[-length:]
     return f"target {tokenizer.decode(record)!r} at token {position}; the end {tokenizer.decode(end)!r}"
+
+
+def tokenizer_of(path: Path, manifest: dict, name: str | None = None) -> Tokenizer:
+    """The tokenizer that a file's prompts were made with. Raises UserError where the one of that `name` is another."""
+    tokenizer = load_tokenizer(name or manifest["tokenizer"]["name"])
+    if tokenizer.hash != manifest["tokenizer"]["sha256"]:
+        raise UserError(f"{path} was made with another vocabulary than tokenizer '{tokenizer.name}': name its own")
+    return tokenizer
 
 
 def check(path: Path, name: str | None) -> int:
     """Reads a file of prompts, which checks it, and says what is in it, as the tokenizer `name` shows it."""
     prompts, manifest = read_prompts(path)
     print(f"{path} is whole: {summary(manifest)}")
-    tokenizer = load_tokenizer(name or manifest["tokenizer"]["name"])
-    if tokenizer.hash != manifest["tokenizer"]["sha256"]:
-        raise UserError(f"{path} was made with another vocabulary than tokenizer '{tokenizer.name}': name its own")
+    tokenizer = tokenizer_of(path, manifest, name)
     position = int(prompts.target_position[0, 0])
     print(excerpt(tokenizer, prompts.tokens[0, 0], position, manifest["record_length"]))
     return 0

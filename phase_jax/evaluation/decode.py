@@ -1,4 +1,4 @@
-"""Greedy decoding from the cache, and whether the answer is right (SPEC §5)."""
+"""Greedy decoding from the cache, and whether what it generates is right (SPEC §5)."""
 
 from functools import partial
 
@@ -20,11 +20,13 @@ def greedy(model: nn.Module, params: dict, prompts: Tokens, count: int, chunk: i
     if count < 1:
         raise UserError(f"{count} tokens to generate: at least one is needed")
     logits, cache = prefill(model, params, prompts, capacity=prompts.shape[1] + count, chunk=chunk)
-    return np.asarray(_continue(model, params, cache, logits, count))
+    return np.asarray(continue_from(model, params, cache, logits, count))
 
 
 @partial(jax.jit, static_argnames=("model", "count"))
-def _continue(model: nn.Module, params: dict, cache: Cache, logits: jax.Array, count: int) -> jax.Array:
+def continue_from(model: nn.Module, params: dict, cache: Cache, logits: jax.Array, count: int) -> jax.Array:
+    """The `count` most likely tokens [B, count] after those in the cache, whose next one has these logits [B, V]."""
+
     def step(carry, _):
         logits, cache = carry
         token = logits.argmax(axis=-1).astype(jnp.int32)

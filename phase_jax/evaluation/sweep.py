@@ -10,8 +10,10 @@ import numpy as np
 
 from phase_jax.data.prompts import PhasePrompts
 from phase_jax.data.vocabulary import Vocabulary
+from phase_jax.evaluation.decode import continue_from
 from phase_jax.evaluation.runner import fingerprint, on_all_devices, over_devices, score_samples
 from phase_jax.model import Transformer
+from phase_jax.model.cache import empty_cache, extend_unchecked
 
 # What goes through one call on each device: up to 8 logical samples (at lab scale 8 × 24 prompts), fewer where they are
 # long, and one by one the prompts of a logical sample that is longer than this many tokens in all.
@@ -49,6 +51,23 @@ def score(
     return over_devices(on_one_device)(params, tokens, answer)
 
 
+@partial(jax.jit, static_argnames=("model", "count"))
+def score_generated(
+    model: Transformer, count: int, params: dict, tokens: jax.Array, answer: jax.Array
+) -> dict[str, jax.Array]:
+    """As `score`, by way of a cache, and `generated` [B, R, count]: so many tokens by greedy decoding."""
+
+    def on_one_device(params, tokens, answer):
+        prompts = tokens.reshape(-1, tokens.shape[-1])
+        cache = empty_cache(model.cfg, len(prompts), prompts.shape[1] + count)
+        logits, cache = extend_unchecked(model, params, cache, prompts)
+        generated = continue_from(model, params, cache, logits, count)
+        scores = scores_of(logits.reshape(*tokens.shape[:2], -1), answer[:, None], None)
+        return {**scores, "generated": generated.reshape(*tokens.shape[:2], count)}
+
+    return over_devices(on_one_device)(params, tokens, answer)
+
+
 def sweep(
     model: Transformer,
     params: dict,
@@ -56,10 +75,12 @@ def sweep(
     vocabulary: Vocabulary | None,
     label: str,
     journal: Path | None = None,
+    generate: int | None = None,
 ) -> dict[str, np.ndarray]:
     """Scores all prompts: arrays [n, R] as `score` names them, and `target_position`; see `score_samples`.
 
-    Token ids may be a map of a file: they are read as they are needed.
+    With `generate`, also so many tokens of an answer to each, `generated` [n, R, generate]. Token ids may be a map of a
+    file: they are read as they are needed.
     """
     n, residues, length = prompts.tokens.shape
     parts = residues if residues * length > TOKENS else 1
@@ -68,9 +89,11 @@ def sweep(
         "score": "sweep",
         "model": dataclasses.asdict(model.cfg),
         "vocabulary": vocabulary and dataclasses.asdict(vocabulary),
+        **({} if generate is None else {"generate": generate}),
     }
+    scorer = partial(score, model, vocabulary) if generate is None else partial(score_generated, model, generate)
     scores = score_samples(
-        partial(score, model, vocabulary, on_all_devices(params)),
+        partial(scorer, on_all_devices(params)),
         zip(tokens, np.repeat(prompts.answer, parts), strict=True),
         n * parts,
         batch=min(BATCH, max(1, TOKENS // tokens[0].size)),
@@ -79,5 +102,5 @@ def sweep(
         journal=journal,
         unit="logical samples" if parts == 1 else "prompts",
     )
-    scores = {name: values.reshape(n, residues) for name, values in scores.items()}
+    scores = {name: values.reshape(n, residues, *values.shape[2:]) for name, values in scores.items()}
     return {**scores, "target_position": prompts.target_position}

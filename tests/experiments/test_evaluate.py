@@ -72,6 +72,38 @@ def test_prompts_of_a_file_are_scored_as_plain_forward_passes_do(tmp_path, monke
                 np.testing.assert_allclose(again[name], scores[name], rtol=1e-5, err_msg=name)
 
 
+def test_an_answer_that_is_generated_is_read_as_text(tmp_path, monkeypatch, capsys):
+    """Against a forward pass a prompt, then one over prompt and answer; each value is a word that others begin with."""
+    folder, file = run_folder(tmp_path / "run", vocabulary=800), prompts_file(tmp_path / "p.npz")
+
+    class Words:
+        hash = ByteTokenizer.hash
+
+        def decode(self, ids):
+            return "".join(f" {'abc'[i % 3]}" if n == 0 else "abc"[i % 3] for n, i in enumerate(map(int, ids)))
+
+    monkeypatch.setattr("experiments.prompts.load_tokenizer", lambda name: Words())
+    command = ["evaluate", "--workdir", str(folder.path), "--prompts", str(file), "--generate", "2"]
+    assert cli.main(command) == 0
+    assert "kvc_w4s4_1kv needle prefix generated: mean" in capsys.readouterr().out
+    config = folder.read_config()
+    model, params = Transformer(config.model), draw_params(config.model)
+    forward = jax.jit(lambda tokens: model.apply({"params": params}, tokens))
+    with np.load(folder.path / "evaluations" / "prompts-p-generated.npz") as scores:
+        for i, sample in enumerate(made(tokens=240, records=40)):
+            generated = scores["generated"][i]
+            logits = np.asarray(forward(np.concatenate([sample.tokens, generated], axis=1)), np.float64)
+            np.testing.assert_array_equal(generated, logits[:, -3:-1].argmax(axis=-1))
+            np.testing.assert_array_equal(scores["correct"][i], generated[:, 0] % 3 == sample.answer % 3)
+            nll = np.log(np.exp(logits[:, -3]).sum(axis=-1)) - logits[:, -3, sample.answer]
+            np.testing.assert_allclose(scores["nll"][i], nll, rtol=1e-4)
+        assert 0.1 < scores["correct"].mean() < 0.9
+    assert cli.main([*command[:-1], "0"]) == 2
+    assert "--generate 0: at least one token is needed" in capsys.readouterr().err
+    assert cli.main(["evaluate", "--workdir", str(folder.path), "--generate", "2"]) == 2
+    assert "--generate goes with --prompts" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
     [
