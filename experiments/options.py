@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from ml_collections import ConfigDict
+
 from phase_jax.errors import UserError
 from phase_jax.run import RunConfig
 
@@ -24,6 +26,15 @@ def parser(verb: str, purpose: str, example: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+
+
+def run_with(config: ConfigDict, steps: int | None = None, seed: int | None = None) -> RunConfig:
+    """A run with the command line's --steps and --seed, as far as they are given."""
+    if steps is not None:
+        config.train.steps = steps
+    if seed is not None:
+        config.seed = seed
+    return RunConfig.from_dict(config.to_dict())
 
 
 def split_config(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from configs import lab
 from configs.family import FAMILY
-from experiments.options import parser
+from experiments.options import parser, run_with
 from phase_jax.data.prompts import PROTOCOLS
 from phase_jax.errors import UserError
 from phase_jax.run import RunConfig, RunFolder, write_json
@@ -131,9 +131,4 @@ def _applies(check: Callable, *arguments) -> bool:
 
 def lab_run(variant: str, steps: int | None = None, seed: int | None = None) -> RunConfig:
     """The lab's run of an id, with the command line's changes."""
-    config = lab.get_config(variant)
-    if steps is not None:
-        config.train.steps = steps
-    if seed is not None:
-        config.seed = seed
-    return RunConfig.from_dict(config.to_dict())
+    return run_with(lab.get_config(variant), steps, seed)

@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from experiments.options import parser
+from experiments.options import parser, run_with
 from phase_jax.run import RunConfig, RunFolder, write_json
 
 MODELS = ("full_attn_1kv", "kvc_w8s8_1kv_baseline")
@@ -63,11 +63,7 @@ def text_run(variant: str, corpus: Path, steps: int | None = None, seed: int | N
 
     config = text.get_config(variant)
     config.data.corpus = str(corpus)
-    if steps is not None:
-        config.train.steps = steps
-    if seed is not None:
-        config.seed = seed
-    return RunConfig.from_dict(config.to_dict())
+    return run_with(config, steps, seed)
 
 
 def curve(config: RunConfig, folder: RunFolder, result: dict) -> dict:

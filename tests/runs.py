@@ -3,7 +3,7 @@
 import dataclasses
 
 from phase_jax.data.recall import RecallConfig
-from phase_jax.run import RunConfig, TrainConfig
+from phase_jax.run import RunConfig, RunFolder, TrainConfig, write_json
 from phase_jax.training.optimizer import OptimizerConfig
 from tests.model.tiny import tiny_config
 
@@ -37,3 +37,11 @@ def tiny_run(variant="kvc_w4s4_1kv", *, data=None, train=None, model=None) -> Ru
         data=dataclasses.replace(task, **(data or {})),
         train=dataclasses.replace(training, **(train or {})),
     )
+
+
+def as_if_trained(path, variant="kvc_w4s4_1kv", **changes) -> RunFolder:
+    """The folder of a tiny run that says that it is trained; there are no parameters."""
+    folder = RunFolder(path)
+    folder.claim(tiny_run(variant, **changes))
+    write_json(folder.training, {"steps": STEPS, "validation_loss": 1.0, "seconds": 1.0, "resumed_from": None})
+    return folder

@@ -10,9 +10,9 @@ import pytest
 
 from configs.family import as_config_dict
 from experiments import cli
-from phase_jax.run import RunFolder, write_json
+from phase_jax.run import RunFolder
 from phase_jax.training import loop
-from tests.runs import tiny_run
+from tests.runs import as_if_trained, tiny_run
 
 LAB = "--config=configs/lab.py:kvc_w8s8_1kv_baseline"
 
@@ -42,13 +42,6 @@ def untrained(path, **changes):
     """A run's folder before its first step."""
     folder = RunFolder(path)
     folder.claim(tiny_run(**changes))
-    return folder
-
-
-def as_if_trained(path, **changes):
-    """A run's folder that says that it is trained; there are no parameters."""
-    folder = untrained(path, **changes)
-    write_json(folder.training, {"steps": 12, "validation_loss": 1.0, "seconds": 1.0, "resumed_from": None})
     return folder
 
 

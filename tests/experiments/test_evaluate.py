@@ -14,23 +14,14 @@ from phase_jax.errors import UserError
 from phase_jax.evaluation import sweep
 from phase_jax.model import Transformer
 from phase_jax.reports.results import load
-from phase_jax.run import RunFolder, write_json
 from tests.data.test_tasks import made
 from tests.model.tiny import draw_params
-from tests.runs import tiny_run
+from tests.runs import as_if_trained
 
 
 @pytest.fixture(autouse=True)
 def _parameters_that_no_training_made(monkeypatch):
     monkeypatch.setattr("phase_jax.training.loop.load_params", lambda config, folder: draw_params(config.model))
-
-
-def run_folder(path, variant="kvc_w4s4_1kv", **model):
-    """A run's folder that says that it is trained."""
-    folder = RunFolder(path)
-    folder.claim(tiny_run(variant, model=model))
-    write_json(folder.training, {"steps": 12, "validation_loss": 1.0, "seconds": 1.0, "resumed_from": None})
-    return folder
 
 
 def prompts_file(path):
@@ -39,7 +30,7 @@ def prompts_file(path):
 
 
 def test_prompts_of_a_file_are_scored_as_plain_forward_passes_do(tmp_path, monkeypatch, capsys):
-    folder, file = run_folder(tmp_path / "run", vocabulary=800), prompts_file(tmp_path / "my.file.npz")
+    folder, file = as_if_trained(tmp_path / "run", model={"vocabulary": 800}), prompts_file(tmp_path / "my.file.npz")
     assert cli.main(["evaluate", "--workdir", str(folder.path), "--prompts", str(file)]) == 0
     assert "kvc_w4s4_1kv needle prefix: mean" in capsys.readouterr().out
     assert {path.name for path in (folder.path / "evaluations").iterdir()} == {
@@ -74,7 +65,7 @@ def test_prompts_of_a_file_are_scored_as_plain_forward_passes_do(tmp_path, monke
 
 def test_an_answer_that_is_generated_is_read_as_text(tmp_path, monkeypatch, capsys):
     """Against a forward pass a prompt, then one over prompt and answer; each value is a word that others begin with."""
-    folder, file = run_folder(tmp_path / "run", vocabulary=800), prompts_file(tmp_path / "p.npz")
+    folder, file = as_if_trained(tmp_path / "run", model={"vocabulary": 800}), prompts_file(tmp_path / "p.npz")
 
     class Words:
         hash = ByteTokenizer.hash
@@ -109,13 +100,13 @@ def test_an_answer_that_is_generated_is_read_as_text(tmp_path, monkeypatch, caps
     [
         ({}, "has token ids up to 702, the model of {run} knows 19: it was trained on another vocabulary"),
         (
-            {"variant": "kvc_w8s6", "vocabulary": 800},
+            {"variant": "kvc_w8s6", "model": {"vocabulary": 800}},
             "has 8 residues: {run} needs 2 or more, a multiple of its",
         ),
     ],
 )
 def test_prompts_that_are_not_for_this_run_are_refused(model, said, tmp_path, capsys):
-    folder, file = run_folder(tmp_path / "run", **model), prompts_file(tmp_path / "p.npz")
+    folder, file = as_if_trained(tmp_path / "run", **model), prompts_file(tmp_path / "p.npz")
     assert cli.main(["evaluate", "--workdir", str(folder.path), "--prompts", str(file)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said.format(run=folder.path) in line
@@ -123,7 +114,7 @@ def test_prompts_that_are_not_for_this_run_are_refused(model, said, tmp_path, ca
 
 
 def test_a_prompt_file_that_is_cut_short_is_refused(tmp_path, capsys):
-    folder, file = run_folder(tmp_path / "run", vocabulary=800), prompts_file(tmp_path / "p.npz")
+    folder, file = as_if_trained(tmp_path / "run", model={"vocabulary": 800}), prompts_file(tmp_path / "p.npz")
     file.write_bytes(file.read_bytes()[:-1000])
     assert cli.main(["evaluate", "--workdir", str(folder.path), "--prompts", str(file)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -131,7 +122,7 @@ def test_a_prompt_file_that_is_cut_short_is_refused(tmp_path, capsys):
 
 
 def test_a_failed_batch_leaves_no_result_and_the_next_run_completes_it(tmp_path, monkeypatch, capsys):
-    folder, calls, fails = run_folder(tmp_path / "run"), [], True
+    folder, calls, fails = as_if_trained(tmp_path / "run"), [], True
     score = sweep.score
 
     def counted(model, vocabulary, params, tokens, answer):
@@ -149,12 +140,12 @@ def test_a_failed_batch_leaves_no_result_and_the_next_run_completes_it(tmp_path,
     report, reused = evaluate_run(folder, "target", 12)
     assert not reused and len(calls) == 3, "the batch that was there is not scored again"
     assert {path.name for path in left.parent.iterdir()} == {"target.json", "target.npz"}
-    whole, _ = evaluate_run(run_folder(tmp_path / "other"), "target", 12)
+    whole, _ = evaluate_run(as_if_trained(tmp_path / "other"), "target", 12)
     assert report == whole
 
 
 def test_the_distance_is_drawn_and_no_report_takes_it_for_a_sweep(tmp_path, capsys):
-    folder = run_folder(tmp_path / "run")
+    folder = as_if_trained(tmp_path / "run")
     evaluate_run(folder, "prefix", 6)
     for said in ("", "(measured before)"):
         assert cli.main(["evaluate", "--workdir", str(folder.path), "--distance", "--logical", "4"]) == 0

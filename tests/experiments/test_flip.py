@@ -5,19 +5,10 @@ import json
 import pytest
 
 from experiments import cli
-from phase_jax.run import RunFolder, write_json
 from tests.model.tiny import draw_params
-from tests.runs import tiny_run
+from tests.runs import as_if_trained
 
 BYTES = ("--tokenizer", "bytes")
-
-
-def run_folder(path, variant="kvc_w4s4_1kv", **model):
-    """A run's folder that says that it is trained."""
-    folder = RunFolder(path)
-    folder.claim(tiny_run(variant, model=model))
-    write_json(folder.training, {"steps": 12, "validation_loss": 1.0, "seconds": 1.0, "resumed_from": None})
-    return folder
 
 
 def flip(*arguments):
@@ -32,7 +23,7 @@ def contents(folder):
 @pytest.mark.parametrize(("variant", "period"), [("kvc_w4s4_1kv", 4), ("full_attn_1kv", None)])
 def test_a_model_that_knows_nothing_has_the_period_of_its_stride_alone(variant, period, tmp_path, monkeypatch, capsys):
     """Random parameters do not prefer what is right, but what they prefer depends on the phase, and on nothing else."""
-    folder = run_folder(tmp_path / "run", variant, vocabulary=258)
+    folder = as_if_trained(tmp_path / "run", variant, model={"vocabulary": 258})
     monkeypatch.setattr("phase_jax.training.loop.load_params", lambda config, folder: draw_params(config.model))
     template = tmp_path / "code.v2.txt"
     template.write_text("# {filler}\nwidth = 8\nheight = 16\narea = width * ")
@@ -69,7 +60,7 @@ def test_a_model_that_knows_nothing_has_the_period_of_its_stride_alone(variant, 
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(arguments, said, tmp_path, capsys):
-    folder = run_folder(tmp_path / "run", vocabulary=258)
+    folder = as_if_trained(tmp_path / "run", model={"vocabulary": 258})
     template = tmp_path / "template.txt"
     template.write_text("no slot\n")
     before = contents(tmp_path)
@@ -82,10 +73,10 @@ def test_mistakes_are_one_line_and_leave_nothing(arguments, said, tmp_path, caps
 
 
 def test_a_run_of_another_vocabulary_or_without_checkpoint_is_refused(tmp_path, capsys):
-    small = run_folder(tmp_path / "small")
+    small = as_if_trained(tmp_path / "small")
     assert flip("--workdir", small.path, *BYTES) == 2
     assert "its model has 19 token ids, tokenizer 'bytes' 258: it was trained on another" in capsys.readouterr().err
-    empty = run_folder(tmp_path / "empty", vocabulary=258)
+    empty = as_if_trained(tmp_path / "empty", model={"vocabulary": 258})
     assert flip("--workdir", empty.path, *BYTES) == 2
     assert "holds no checkpoint yet: continue it with phase-jax train" in capsys.readouterr().err
     assert flip("--workdir", tmp_path / "nothing", *BYTES) == 2

@@ -7,10 +7,9 @@ import pytest
 
 from experiments.cli import main
 from phase_jax.reports import counterfactual, knockout
-from phase_jax.run import RunFolder, write_json
 from phase_jax.training import loop
 from tests.model.tiny import draw_params
-from tests.runs import tiny_run
+from tests.runs import as_if_trained
 
 
 @pytest.fixture
@@ -19,10 +18,7 @@ def run_of(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "load_params", lambda config, folder: draw_params(config.model))
 
     def make(variant="kvc_w4s4_1kv", **changes):
-        folder = RunFolder(tmp_path / variant)
-        folder.claim(tiny_run(variant, **changes))
-        write_json(folder.training, {"steps": 12, "validation_loss": 1.0, "seconds": 1.0})
-        return folder.path
+        return as_if_trained(tmp_path / variant, variant, **changes).path
 
     return make
 

@@ -9,10 +9,8 @@ import pytest
 
 from configs.family import model_config
 from phase_jax.model import Transformer
-from tests.model.tiny import IDS, draw_params, tiny_config
+from tests.model.tiny import DISTINCT, draw_params, tiny_config
 
-# Ids of the same model with another seed would only repeat it.
-DISTINCT = [variant for variant in IDS if "_seed" not in variant]
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 

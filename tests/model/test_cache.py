@@ -12,10 +12,8 @@ from phase_jax.errors import UserError
 from phase_jax.geometry import cached_numbers
 from phase_jax.model import ModelConfig, Transformer
 from phase_jax.model.cache import cache_bytes, empty_cache, extend, extend_unchecked, prefill, roll_back
-from tests.model.tiny import IDS, draw_params, tiny_config
+from tests.model.tiny import DISTINCT, draw_params, tiny_config
 
-# Ids of the same model with another seed would only repeat it.
-DISTINCT = [variant for variant in IDS if "_seed" not in variant]
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
 
 # One for each way in which caches differ: overlap, a half-empty first window with tied maps, the exact branches, full.

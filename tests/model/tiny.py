@@ -10,6 +10,8 @@ from configs.family import FAMILY, model_config
 from phase_jax.model import ModelConfig, Transformer
 
 IDS = list(FAMILY)
+# Ids of the same model with another seed would only repeat it.
+DISTINCT = [variant for variant in IDS if "_seed" not in variant]
 
 
 def tiny_config(variant: str, **changes) -> ModelConfig:
