@@ -46,7 +46,7 @@ def evaluate_prompts(folder: RunFolder, file: Path, generate: int | None = None)
 
     With `generate`, right is a greedily generated answer of so many tokens that, stripped of white space, starts with
     the gold value (SPEC §5); stored as …-generated. Raises UserError for a file that is none, of other token ids than
-    the run's, or of residues that its stride does not divide.
+    the run's, of residues that its stride does not divide, or with records that the exact branch reaches.
     """
     if generate is not None and generate < 1:
         raise UserError(f"--generate {generate}: at least one token is needed")
@@ -58,6 +58,14 @@ def evaluate_prompts(folder: RunFolder, file: Path, generate: int | None = None)
             f"{file} has {residues} residues: {folder.path} needs 2 or more, a multiple of its stride {stride}"
         )
     check_ids(folder, config, file, prompts, manifest)
+    behind = manifest["tokens"] - int(prompts.record_position.max()) - manifest["record_length"]
+    reach = config.model.exact_branch.reach
+    if reach is not None and behind <= reach:
+        raise UserError(
+            f"{file} has a record {behind} tokens before the end, within the {reach} that the exact branch of"
+            f" {folder.path} reaches: make it with --closing-filler"
+            f" {manifest['closing_filler'] + reach + 1 - behind} or more"
+        )
     made_of = {"prompts_sha256": manifest["sha256"]}
     suffix, text = "", None
     if generate is not None:

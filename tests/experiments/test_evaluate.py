@@ -24,8 +24,8 @@ def _parameters_that_no_training_made(monkeypatch):
     monkeypatch.setattr("phase_jax.training.loop.load_params", lambda config, folder: draw_params(config.model))
 
 
-def prompts_file(path):
-    write_prompts(path, made(tokens=240, records=40), ByteTokenizer(), {"task": "needle"}, lambda count: None)
+def prompts_file(path, **sizes):
+    write_prompts(path, made(tokens=240, records=40, **sizes), ByteTokenizer(), {"task": "needle"}, lambda count: None)
     return path
 
 
@@ -111,6 +111,18 @@ def test_prompts_that_are_not_for_this_run_are_refused(model, said, tmp_path, ca
     (line,) = capsys.readouterr().err.splitlines()
     assert said.format(run=folder.path) in line
     assert not (folder.path / "evaluations").exists()
+
+
+def test_prompts_whose_records_the_exact_branch_reaches_are_refused(tmp_path, capsys):
+    folder = as_if_trained(tmp_path / "run", model={"vocabulary": 800})
+    command = ["evaluate", "--workdir", str(folder.path), "--prompts", str(tmp_path / "p.npz")]
+    prompts_file(tmp_path / "p.npz", protocol="insequence", demonstrations=0, closing_filler=0)
+    assert cli.main(command) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "p.npz has a record 2 tokens before the end, within the 8 that the exact branch" in line
+    assert line.endswith("--closing-filler 7 or more")
+    prompts_file(tmp_path / "p.npz", protocol="insequence", demonstrations=0, closing_filler=7)
+    assert cli.main(command) == 0
 
 
 def test_a_prompt_file_that_is_cut_short_is_refused(tmp_path, capsys):
