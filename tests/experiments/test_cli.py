@@ -198,13 +198,18 @@ CURVES = {
 }
 
 
+def tiny_lab(variant):
+    """One stage and one loss: half of the compilations."""
+    return as_config_dict(tiny_run(variant, train={"first_layer_weight": 0.0}, data={"curriculum": ((1.0, 4, 28),)}))
+
+
 @pytest.fixture(scope="module")
 def reproduced(tmp_path_factory):
     """(folder, arguments) of `phase-jax reproduce` on two tiny models."""
     workdir = tmp_path_factory.mktemp("reproduce")
     arguments = ["reproduce", "--models", *MODELS, "--steps", "6", "--logical", "9", "--workdir", str(workdir)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("configs.lab.get_config", lambda variant: as_config_dict(tiny_run(variant)))
+        patch.setattr("configs.lab.get_config", tiny_lab)
         assert cli.main(arguments) == 0
     return workdir, arguments
 
@@ -259,7 +264,7 @@ def test_reproduce_draws_the_figure(reproduced):
 def test_a_second_reproduce_reuses_all_of_it_and_says_so(reproduced, monkeypatch, capsys):
     workdir, arguments = reproduced
     before = summary(workdir)
-    monkeypatch.setattr("configs.lab.get_config", lambda variant: as_config_dict(tiny_run(variant)))
+    monkeypatch.setattr("configs.lab.get_config", tiny_lab)
     monkeypatch.setattr(loop, "make_train_step", lambda *_: pytest.fail("trained again"))
     monkeypatch.setattr("phase_jax.evaluation.sweep.sweep", lambda *_: pytest.fail("measured again"))
     assert cli.main(arguments) == 0
@@ -274,7 +279,7 @@ def test_a_second_reproduce_reuses_all_of_it_and_says_so(reproduced, monkeypatch
 @pytest.mark.slow
 def test_reproduce_in_the_folder_of_other_runs_is_refused(reproduced, monkeypatch, capsys):
     workdir, arguments = reproduced
-    monkeypatch.setattr("configs.lab.get_config", lambda variant: as_config_dict(tiny_run(variant)))
+    monkeypatch.setattr("configs.lab.get_config", tiny_lab)
     before = contents(workdir)
     assert cli.main([*arguments, "--seed", "9"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
