@@ -55,7 +55,7 @@ def turns(cfg: ModelConfig, length: int, start: jax.Array | None = None) -> Turn
         return rotation(positions, cfg.rope_theta, cfg.rotated)
 
     windows = cfg.windows
-    token = tables(jnp.arange(length) + (0 if start is None else start))
+    token = tables(np.arange(length) + (0 if start is None else start))
     if windows is None:
         return Turns(token, None)
     entries = np.arange(windows.count(length)) if start is None else closing(windows, start, length)
