@@ -25,19 +25,20 @@ from phase_jax.errors import UserError
 from phase_jax.model.config import ModelConfig
 from phase_jax.run import write_json
 
-REPEATS, STEPS = 5, 3
+REPEATS = 5
 TOLERANCE = {"logits": 1e-3, "losses": 1e-4}
 LEARNING_RATE, CLIP, DECAY, BETAS = 1e-3, 1.0, 0.01, (0.9, 0.98)
 
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """A model and the batch [B, T] that it works on; `sweeps` are the calls that one timing of the sweep makes."""
+    """A model and the batch [B, T] that it works on; one timing is so many calls of the sweep, or training steps."""
 
     model: ModelConfig
     batch: int
     length: int
     sweeps: int
+    steps: int
 
 
 def _qwen3(layers, width, heads, kv_heads, head_dim, mlp_width, vocabulary) -> ModelConfig:
@@ -53,8 +54,8 @@ def _qwen3(layers, width, heads, kv_heads, head_dim, mlp_width, vocabulary) -> M
 
 
 SIZES = {
-    "lab": Size(_qwen3(3, 64, 2, 2, 32, 128, 136), batch=192, length=100, sweeps=4),
-    "mid": Size(_qwen3(8, 256, 4, 1, 64, 768, 8192), batch=24, length=512, sweeps=1),
+    "lab": Size(_qwen3(3, 64, 2, 2, 32, 128, 136), batch=192, length=100, sweeps=4, steps=3),
+    "mid": Size(_qwen3(8, 256, 4, 1, 64, 768, 8192), batch=24, length=512, sweeps=1, steps=1),
 }
 
 
@@ -102,10 +103,10 @@ def ours(folder: Path, size: Size, threads: int) -> dict[str, Callable]:
     last = jax.jit(lambda params, tokens: model.apply({"params": params}, tokens, last_only=True))
     step = make_train_step(model, optimizer)
 
-    def train(steps=STEPS):
+    def train():
         nonlocal state
         losses = []
-        for _ in range(steps):
+        for _ in range(size.steps):
             state, metrics = step(state, batch)
             losses.append(metrics["loss"])
         return [float(loss) for loss in losses]
@@ -142,9 +143,9 @@ def peer(folder: Path, size: Size, threads: int) -> dict[str, Callable]:
         betas=BETAS,
     )
 
-    def train(steps=STEPS):
+    def train():
         losses = []
-        for _ in range(steps):
+        for _ in range(size.steps):
             optimizer.zero_grad()
             loss = model(tokens, labels=tokens).loss
             loss.backward()
@@ -241,7 +242,7 @@ def measure(name: str, threads: int) -> dict:
                 side.close()
     median = {work: {side: statistics.median(own) for side, own in by.items()} for work, by in seconds.items()}
     rate = {side: 2 * MATRIX**3 / own for side, own in median["multiply"].items()}
-    prompts, trained = size.batch * size.sweeps, STEPS * size.batch * size.length
+    prompts, trained = size.batch * size.sweeps, size.steps * size.batch * size.length
     needed = {"sweep": forward_flops(size) * size.sweeps}
     return {
         "difference": difference,

@@ -33,7 +33,29 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     return jnp.concatenate([kept, first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
+@jax.custom_vjp
+def project(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """x [..., D] @ weight [D, F] -> [..., F].
+
+    The weight's gradient is formed as xᵀ g. Autodiff forms gᵀ x, for which XLA's CPU backend fuses all that makes g, an
+    activation's derivative for one, into a transposition, element by element: a sixth of the lab's training step.
+    """
+    return x @ weight
+
+
+def _project_fwd(x, weight):
+    return x @ weight, (x, weight)
+
+
+def _project_bwd(kept, gradient):
+    x, weight = kept
+    return gradient @ weight.T, jnp.einsum("...d,...f->df", x, gradient)
+
+
+project.defvjp(_project_fwd, _project_bwd)
+
+
 def swiglu(x: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
     """down(silu(gate x) · up x): x [..., D], gate and up [D, F], down [F, D]."""
     gate, up, down = (weight.astype(x.dtype) for weight in (gate, up, down))
-    return (jax.nn.silu(x @ gate) * (x @ up)) @ down
+    return project(jax.nn.silu(project(x, gate)) * project(x, up), down)

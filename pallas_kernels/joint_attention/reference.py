@@ -18,11 +18,16 @@ def full_attention(q: Queries, k: ExactKV, v: ExactKV, sink: jax.Array | None = 
     q = q.reshape(batch, length, k.shape[2], -1, head_dim) * head_dim**-0.5
     seen = jnp.tril(jnp.ones((length, length), bool))[:, None]
     scores = masked_scores("btkgh,bukh->bktgu", q, k, seen)
-    weights = jax.nn.softmax(scores, axis=-1)
+    top = jnp.max(scores, axis=-1, keepdims=True)
     if sink is not None:
-        sink = sink.astype(jnp.float32).reshape(q.shape[2:4])[:, None]
-        weights = weights * jax.nn.sigmoid(jax.nn.logsumexp(scores, axis=-1) - sink)[..., None]
-    out = jnp.einsum("bktgu,bukh->bktgh", weights.astype(v.dtype), v)
+        sink = sink.astype(jnp.float32).reshape(q.shape[2:4])[:, None, :, None]
+        top = jnp.maximum(top, sink)
+    top = jax.lax.stop_gradient(top)
+    weights = jnp.exp(scores - top)
+    mass = weights.sum(axis=-1, keepdims=True)
+    if sink is not None:
+        mass = mass + jnp.exp(sink - top)
+    out = jnp.einsum("bktgu,bukh->bktgh", weights.astype(v.dtype), v) / mass.astype(v.dtype)
     return jnp.moveaxis(out, 1, 2).reshape(batch, length, heads, head_dim)
 
 
