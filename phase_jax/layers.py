@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
@@ -11,16 +12,16 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     return (normal * scale.astype(jnp.float32)).astype(x.dtype)
 
 
-def rotation(positions: jax.Array, theta: float, dims: int) -> tuple[jax.Array, jax.Array]:
+def rotation(positions: jax.Array | np.ndarray, theta: float, dims: int) -> tuple[jax.Array, jax.Array]:
     """cos and sin of RoPE's angles, each [T, 1, dims/2]: position · θ^(−2i/dims), i = 0 … dims/2 − 1.
 
-    Positions may be negative. Known ones make constants, so that layers read tables and compute no cosine: XLA would
-    fuse a traced one into every use, and compute it anew for each sequence and head.
+    Positions may be negative. Known ones, a numpy array, make constants, so that layers read tables and compute no
+    cosine: XLA would fuse a traced one into every use, and compute it anew for each sequence and head.
     """
-    with jax.ensure_compile_time_eval():
-        frequency = theta ** (-jnp.arange(0, dims, 2, dtype=jnp.float32) / max(dims, 1))
-        angle = jnp.asarray(positions, jnp.float32)[:, None, None] * frequency
-        return jnp.cos(angle), jnp.sin(angle)
+    known = isinstance(positions, np.ndarray)
+    frequency = np.float32(theta) ** (-np.arange(0, dims, 2, dtype=np.float32) / max(dims, 1))
+    angle = positions.astype(np.float32)[:, None, None] * frequency
+    return (np.cos(angle), np.sin(angle)) if known else (jnp.cos(angle), jnp.sin(angle))
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
