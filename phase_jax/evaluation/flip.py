@@ -68,15 +68,17 @@ def completion_flip(prompts: CompletionPrompts, scorer: Scorer) -> dict:
     """What a scorer (prompts -> log-probabilities [n, 2] of right and wrong continuations) makes of them, as JSON.
 
     `period`: of the log-odds, their mean over filler families, with its p-value; None where none stands out. Each
-    family has its own beside it. `groups`: the phases (length mod period) at which the mean log-odds prefer the right
-    continuation and those at which they do not, with mean probabilities of both; `following`: how many of the
-    `rankings` (families × lengths) prefer what their phase does. `wrong`: how many prefer the wrong one.
+    family has its own beside it. `odds_range`: the lowest and the highest of these means over families; `explained`:
+    the share of their variance over lengths that is between the period's phases. `groups`: the phases (length mod
+    period) at which the mean log-odds prefer the right continuation and those at which they do not, with mean
+    probabilities of both; `following`: how many of the `rankings` (families × lengths) prefer what their phase does.
+    `wrong`: how many prefer the wrong one.
     """
     families, lengths = len(prompts.fillers), prompts.lengths
     log_probability = np.asarray(scorer(prompts), np.float64).reshape(families, len(lengths), 2)
     probability, odds = np.exp(log_probability), log_probability[..., 0] - log_probability[..., 1]
-    prefers_right = odds > 0
-    found = sweep_period(odds.mean(axis=0))
+    prefers_right, mean_odds = odds > 0, odds.mean(axis=0)
+    found = sweep_period(mean_odds)
 
     def period_of(found) -> dict:
         return {"period": found and found.period, "p_value": found and found.p_value}
@@ -88,6 +90,8 @@ def completion_flip(prompts: CompletionPrompts, scorer: Scorer) -> dict:
         "rankings": int(odds.size),
         "wrong": int((~prefers_right).sum()),
         "difference": [float(x) for x in np.quantile(probability[..., 0] - probability[..., 1], (0, 1))],
+        "odds_range": [float(mean_odds.min()), float(mean_odds.max())],
+        "explained": None,
         "groups": None,
         "following": None,
         "families": [
@@ -103,7 +107,9 @@ def completion_flip(prompts: CompletionPrompts, scorer: Scorer) -> dict:
     }
     if found:
         phase = lengths % found.period
-        preferred = np.array([odds[:, phase == p].mean() > 0 for p in range(found.period)])
+        of_phase = np.array([mean_odds[phase == p].mean() for p in range(found.period)])
+        preferred = of_phase > 0
+        report["explained"] = float(of_phase[phase].var() / mean_odds.var())
         report["groups"] = [
             {
                 "prefers": name,

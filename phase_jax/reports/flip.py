@@ -63,12 +63,17 @@ def flip_sentence(report: Mapping) -> str:
     """What was found, in plain words."""
     count, rankings, wrong = len(report["lengths"]), report["rankings"], report["wrong"]
     stride = "" if report.get("S") is None else f" The model's stride is {report['S']}."
+    low, high = report["odds_range"]
+    between = f"averaged over fillers they are {low:.2g} to {high:.2g} nats"
     if report["period"] is None:
         return (
-            f"No period stands out over {count} filler lengths; the wrong continuation is preferred in {wrong} of"
-            f" {rankings} rankings.{stride}"
+            f"No period of the log-odds stands out over {count} filler lengths ({between}); the wrong continuation is"
+            f" preferred in {wrong} of {rankings} rankings.{stride}"
         )
-    found = f"The odds repeat every {report['period']} filler tokens (p = {report['p_value']:.2g})"
+    found = (
+        f"The log-odds repeat every {report['period']} filler tokens (p = {report['p_value']:.2g}; {between}, and the"
+        f" phase explains {report['explained']:.0%} of their variance)"
+    )
     groups = report["groups"]
     if len(groups) == 1:
         return (

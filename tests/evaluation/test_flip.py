@@ -73,6 +73,11 @@ def test_groups_and_rankings_are_those_of_the_definition():
     assert (report["period"], report["following"], report["rankings"]) == (4, 60, 64)
     assert report["wrong"] == (~prefers).sum()
     assert report["difference"] == pytest.approx([0.5 - 0.97, 1.8 - 0.97])
+    odds = np.log(right / (0.97 - right)).reshape(4, 16).mean(axis=0)
+    assert report["odds_range"] == pytest.approx([odds.min(), odds.max()])
+    within = sum(((odds[p::4] - odds[p::4].mean()) ** 2).sum() for p in range(4))
+    assert report["explained"] == pytest.approx(1 - within / ((odds - odds.mean()) ** 2).sum())
+    assert 0.8 < report["explained"] < 1
     by_name = {group["prefers"]: group for group in report["groups"]}
     assert by_name["right"]["phases"] == [2, 3] and by_name["wrong"]["phases"] == [0, 1]
     for name, phases in (("right", (2, 3)), ("wrong", (0, 1))):

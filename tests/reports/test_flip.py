@@ -22,14 +22,24 @@ def report(**changes):
         {"prefers": "right", "phases": [2, 3], "right": 0.915, "wrong": 0.072},
         {"prefers": "wrong", "phases": [0, 1], "right": 0.264, "wrong": 0.713},
     ]
-    found = {"period": 4, "p_value": 5e-4, "groups": groups, "following": 60, "rankings": 64, "wrong": 30}
+    found = {
+        "odds_range": [-0.912, 2.51],
+        "explained": 0.876,
+        "period": 4,
+        "p_value": 5e-4,
+        "groups": groups,
+        "following": 60,
+        "rankings": 64,
+        "wrong": 30,
+    }
     families = [{**family, "filler": name} for name in ("equals", "dashes")]
     return {"lengths": lengths, "families": families, "right_text": "64", **found, **changes}
 
 
 def test_a_flip_in_words():
     assert flip_sentence(report(S=4)) == (
-        "The odds repeat every 4 filler tokens (p = 0.0005): the right continuation is preferred at lengths ≡ 2, 3 (mod"
+        "The log-odds repeat every 4 filler tokens (p = 0.0005; averaged over fillers they are -0.91 to 2.5 nats, and"
+        " the phase explains 88% of their variance): the right continuation is preferred at lengths ≡ 2, 3 (mod"
         " 4; mean probabilities right 0.915, wrong 0.072), the wrong continuation is preferred at lengths ≡ 0, 1 (mod"
         " 4; mean probabilities right 0.264, wrong 0.713); 60 of 64 rankings follow. The model's stride is 4."
     )
@@ -41,7 +51,8 @@ def test_a_period_without_a_flip_and_no_period_in_words():
     assert "the wrong one in 2 of 64 rankings." in flip_sentence(one)
     none = report(period=None, p_value=None, groups=None, following=None, wrong=4, S=None)
     assert flip_sentence(none) == (
-        "No period stands out over 16 filler lengths; the wrong continuation is preferred in 4 of 64 rankings."
+        "No period of the log-odds stands out over 16 filler lengths (averaged over fillers they are -0.91 to 2.5"
+        " nats); the wrong continuation is preferred in 4 of 64 rankings."
     )
 
 
