@@ -3,7 +3,8 @@
 Costs are of one device. FLOPs are those of matrix products (two a multiplication and addition), as is usual in
 model-FLOPs utilisation. Bytes are what instructions read from and write to main memory; arrays that the compiler keeps
 in faster memory count nothing, and of an array that is sliced or updated in place, only the slice does. Of a
-conditional the dearest branch counts: the cost is an upper bound.
+conditional the dearest branch counts: the cost is an upper bound. Bytes sent are what a device gives to others in
+collectives that run as rings: of an all-reduce over n devices, 2 (n − 1) / n of the array.
 """
 
 import math
@@ -21,6 +22,15 @@ _NAME = re.compile(r"%([\w.\-]+)")
 _TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
 _ESTIMATE = re.compile(r'"cost_estimate":\{[^}]*?"flops":"?(\d+)')
 
+# Collective -> bytes that one of n devices sends, over those of its operands.
+_SENT = {
+    "all-gather": lambda n: n - 1,
+    "reduce-scatter": lambda n: (n - 1) / n,
+    "all-reduce": lambda n: 2 * (n - 1) / n,
+    "all-to-all": lambda n: (n - 1) / n,
+    "collective-permute": lambda n: 1,
+}
+
 # These move nothing: they name, group or order what is there, or what they move is counted inside or at their end.
 _FREE = set(
     "parameter tuple get-tuple-element bitcast constant after-all opt-barrier while conditional call partition-id"
@@ -30,16 +40,17 @@ _FREE = set(
 
 
 class Cost(NamedTuple):
-    """FLOPs, and bytes of main memory."""
+    """FLOPs, bytes of main memory, and bytes sent to other devices."""
 
     flops: float
     bytes: float
+    sent: float = 0
 
     def __add__(self, other):
-        return Cost(self.flops + other.flops, self.bytes + other.bytes)
+        return Cost(*(a + b for a, b in zip(self, other, strict=True)))
 
     def times(self, n: int) -> "Cost":
-        return Cost(self.flops * n, self.bytes * n)
+        return Cost(*(n * a for a in self))
 
 
 class Instruction(NamedTuple):
@@ -102,11 +113,12 @@ def program_cost(text: str) -> Cost:
         if i.opcode == "conditional":
             return max((of(branch) for branch in called["branches"]), key=lambda cost: cost.flops)
         if i.opcode == "fusion":
-            inside = computations[called["calls"][0]]
-            return Cost(of(called["calls"][0]).flops, _fusion_bytes(i, inside, beside))
+            (name,) = called["calls"]
+            sent = of(name).sent * _share_of_fusion(i, name)
+            return Cost(of(name).flops, _fusion_bytes(i, computations[name], beside), sent)
         if i.opcode in ("call", "async-start"):
             return of((called.get("calls") or called["to_apply"])[0])
-        return Cost(_flops(i, beside), _bytes(i, beside))
+        return Cost(_flops(i, beside), _bytes(i, beside), _sent(i, beside))
 
     return of(entry)
 
@@ -170,6 +182,34 @@ def _convolution_products(i: Instruction, left, right, out) -> float:
         at = at + np.arange(right[on_right.index(label)]) * spread
         products *= int(((at % dilated == 0) & (at >= 0) & (at // dilated < left[on_left.index(label)])).sum())
     return products / groups
+
+
+def _sent(i: Instruction, beside: dict[str, Instruction]) -> float:
+    """Bytes sent by a collective."""
+    share = _SENT.get(i.opcode.removesuffix("-start"))
+    if share is None:
+        return 0
+    return share(_group(i.text)) * sum(size for name in i.operands for _, size, _ in arrays(beside[name].shape))
+
+
+def _group(text: str) -> int:
+    """How many devices take part in a collective together; its groups are listed, counted, or axes of a mesh."""
+    if axes := re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", text):
+        sizes = dict(axis.split("=") for axis in axes[1].split(","))
+        return math.prod(int(sizes[axis]) for axis in axes[2].split(","))
+    found = re.search(r"replica_groups=(?:\[\d+,(\d+)\]|\{\{([\d,]+)\})", text)
+    return 1 if found is None else int(found[1] or len(found[2].split(",")))
+
+
+def _share_of_fusion(i: Instruction, called: str) -> float:
+    """How much of the collectives in a fusion counts, by the names that XLA gives on TPUs.
+
+    One that runs beside other work is written in its start, in the fusions that go on meanwhile, and in its end, where
+    it counts; an all-reduce of which the device keeps its own part is a reduce-scatter, half of it.
+    """
+    if i.name.startswith("async-collective-start") or called.startswith("async_collective_fusion"):
+        return 0
+    return 0.5 if called.startswith("all-reduce-scatter") else 1
 
 
 def _bytes(i: Instruction, beside: dict[str, Instruction]) -> int:

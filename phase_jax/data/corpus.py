@@ -178,7 +178,10 @@ class Corpus:
 
         described = folder / "corpus.json"
         if not described.is_file():
-            raise UserError(f"{folder} is no corpus (no corpus.json): make one with phase-jax corpus --out {folder}")
+            raise UserError(
+                f"{folder} is no corpus (no corpus.json): make one with phase-jax corpus --out {folder} and the"
+                " --tokenizer that the run's data.tokenizer names"
+            )
         try:
             self.about = json.loads(described.read_text(encoding="utf-8"))
             self.record_tokens, self.dtype = self.about["record_tokens"], np.dtype(self.about["dtype"])

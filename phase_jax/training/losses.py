@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from phase_jax.axes import Hidden, Tokens
+from phase_jax.training.sharding import batch_parts, constrained
 
 
 class TokenLoss(NamedTuple):
@@ -66,20 +67,37 @@ def _chunked(scale, z_weight, chunk, hidden, embedding, targets, weight):
 
 
 def _chunked_fwd(scale, z_weight, chunk, hidden, embedding, targets, weight):
-    """The sums, and the objective's gradients in hidden states and embeddings (added up in the embeddings' dtype)."""
-    weights = embedding.astype(hidden.dtype)
+    """The sums, and the objective's gradients in hidden states and embeddings (added up in the embeddings' dtype).
+
+    Each part of the batch that devices of a mesh hold has sums of its own until all chunks are done: chips exchange
+    the embeddings' gradient once.
+    """
+    parts = batch_parts(jax.sharding.get_abstract_mesh())
+    by_part = [x.reshape(parts, -1, *x.shape[1:]) for x in (hidden, targets, weight)]
+    # Gathered here and not in every chunk.
+    weights = constrained(embedding.astype(hidden.dtype), "vocabulary", None)
+    of_part = jax.vmap(partial(_part_fwd, scale, z_weight, chunk, embedding.dtype, weights))
+    sums, d_hidden, d_embedding = of_part(*by_part)
+    d_embedding = constrained(d_embedding, "batch", "vocabulary", None).sum(axis=0)
+    d_embedding = constrained(d_embedding, "vocabulary", "width")
+    return tuple(x.sum() for x in sums), (d_hidden.reshape(hidden.shape), d_embedding)
+
+
+def _part_fwd(scale, z_weight, chunk, dtype, weights, hidden, targets, weight):
+    """`_chunked_fwd` of one part of the batch: the sums, the gradients in hidden states and in weights (`dtype`)."""
     of_chunk = jax.value_and_grad(partial(_of_chunk, scale, z_weight), argnums=(0, 1), has_aux=True)
 
     def add(carry, xs):
         hidden, targets, weight = xs
         (objective, others), (d_hidden, d_weights) = of_chunk(hidden, weights, targets, weight)
-        more = (objective, *others), d_weights.astype(embedding.dtype)
+        more = (objective, *others), d_weights.astype(dtype)
         return jax.tree.map(jnp.add, carry, more), d_hidden
 
     chunks = _in_chunks(min(chunk, hidden.shape[1]), hidden, targets, weight)
-    (sums, d_embedding), d_hidden = jax.lax.scan(add, ((jnp.zeros(()),) * 3, jnp.zeros_like(embedding)), chunks)
+    zeros = (jnp.zeros(()),) * 3, jnp.zeros(weights.shape, dtype)
+    (sums, d_embedding), d_hidden = jax.lax.scan(add, zeros, chunks)
     d_hidden = jnp.moveaxis(d_hidden, 0, 1).reshape(hidden.shape[0], -1, hidden.shape[2])
-    return sums, (d_hidden[:, : hidden.shape[1]], d_embedding)
+    return sums, d_hidden[:, : hidden.shape[1]], d_embedding
 
 
 def _chunked_bwd(scale, z_weight, chunk, gradients, cotangents):

@@ -13,7 +13,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from pallas_kernels import request
 from phase_jax.errors import UserError
@@ -94,9 +94,15 @@ def state_shardings(mesh: Mesh, state: Any) -> Any:
     return jax.tree_util.tree_map_with_path(sharding, state)
 
 
-def batch_parts(mesh: Mesh) -> int:
-    """Into how many parts a batch is split."""
-    return mesh.shape["data"] * mesh.shape["fsdp"]
+def constrained(x: jax.Array, *logical: str | None) -> jax.Array:
+    """Inside `on_mesh`, an array that lies as its logical axes say; elsewhere the array."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return x if mesh.empty else jax.lax.with_sharding_constraint(x, _spec(mesh, x.shape, logical))
+
+
+def batch_parts(mesh: Mesh | AbstractMesh) -> int:
+    """Into how many parts a batch is split; one where the mesh is empty."""
+    return mesh.shape.get("data", 1) * mesh.shape.get("fsdp", 1)
 
 
 def batch_sharding(mesh: Mesh, rows: int) -> NamedSharding:

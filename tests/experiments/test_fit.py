@@ -1,5 +1,6 @@
 """What a compiled program costs, against counts by hand; the verb and its mistakes."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -15,6 +16,7 @@ from configs.family import FAMILY
 from experiments import cli, fit, topology
 from experiments.hlo import Cost, arrays, moved, program_cost
 from phase_jax.data.corpus import TextConfig
+from phase_jax.errors import UserError
 from phase_jax.run import RunConfig, TrainConfig
 from phase_jax.training.sharding import make_mesh
 from tests.model.tiny import tiny_config
@@ -93,7 +95,8 @@ ENTRY %main (x: CARRY) -> CARRY {
 
 def test_a_tpus_batched_product_in_a_loop():
     # The right factor is in fast memory (S(1)) and moves nothing; the comparison reads 8 bytes and writes one.
-    assert program_cost(TPU) == Cost(28 * 2 * 8 * 64 * 32 * 16, 28 * (2 * 8 * 64 * 32 + 4 * 8 * 64 * 16 + 9))
+    expected = Cost(28 * 2 * 8 * 64 * 32 * 16, 28 * (2 * 8 * 64 * 32 + 4 * 8 * 64 * 16 + 9))
+    assert program_cost(TPU) == expected
     with pytest.raises(ValueError, match="its trips are unknown"):
         program_cost(TPU.replace("constant(28)", "parameter(1)"))
 
@@ -104,20 +107,39 @@ def test_shapes_are_read():
     assert moved(shape) == 17
 
 
-def test_a_quadratic_array_is_found_and_blocks_have_none(full):
-    assert any(f"{T}, {T}" in shape for shape in fit.quadratic_arrays(full, T))
-    assert fit.quadratic_arrays(compiled_text(small_run("full_attn_1kv", attention_block=16, vocabulary=64)), T) == []
+LONG = 2048
+
+
+def narrow_run(variant: str, **changes) -> RunConfig:
+    return fit.narrow(small_run(variant, LONG, **changes), make_mesh(devices=jax.devices()[:1]))
+
+
+@pytest.mark.parametrize("entries", [LONG, LONG // 4 - 1], ids=["[T, T]", "[T, J]"])
+@pytest.mark.parametrize(
+    "shape", ["tj", "jt", "bntj", "ntbj", "t,j", "bncjt"], ids=lambda axes: axes.replace("c", "c(t)")
+)
+def test_scores_of_all_queries_are_found_in_any_form(entries, shape):
+    """Transposed, of heads and batches, flat, in blocks of queries."""
+    run = narrow_run("full_attn_1kv" if entries == LONG else "kvc_w8s4")
+    sizes = {"b": 1, "n": 2, "c": LONG // 64, "t": 64 if "c" in shape else LONG, "j": entries}
+
+    def scores(x):
+        return jnp.exp(x).reshape(-1) if "," in shape else jnp.exp(x)
+
+    def text(**smaller):
+        full = [{**sizes, **smaller}[axis] for axis in shape.replace(",", "")]
+        return jax.jit(scores).lower(jax.ShapeDtypeStruct(full, jnp.float32)).compile().as_text()
+
+    assert fit.quadratic_arrays(text(), run)
+    assert not fit.quadratic_arrays(text(t=sizes["t"] // 8), run), "of few queries"
 
 
 @pytest.mark.slow
-def test_memory_of_compressed_attention_is_linear_in_the_length():
-    """There are fewer entries than tokens, so that a quadratic array need not have the length twice."""
-
-    def largest(length):
-        run = small_run("kvc_w4s4_1kv", length, attention_block=16, vocabulary=64, layers=1)
-        return max(size for line in compiled_text(run).splitlines() for _, size, _ in arrays(line))
-
-    assert largest(1024) <= 2.1 * largest(512)
+@pytest.mark.parametrize("variant", ["full_attn_1kv", "kvc_w8s4"])
+def test_a_training_step_that_scores_all_pairs_is_found_and_blocks_have_none(variant):
+    dense, blocks = (narrow_run(variant, attention_block=block) for block in (None, 128))
+    assert fit.quadratic_arrays(compiled_text(dense), dense)
+    assert fit.quadratic_arrays(compiled_text(blocks), blocks) == []
 
 
 @pytest.fixture
@@ -125,29 +147,101 @@ def on_cpu(monkeypatch):
     monkeypatch.setattr(topology, "topology_devices", lambda name: jax.devices()[:1])
 
 
-def test_equal_programs_compile_once(on_cpu, monkeypatch, tmp_path, capsys):
-    compiled = []
+def row_of(variant: str, **changes) -> dict:
+    """As `measure` makes them."""
+    sizes = dict.fromkeys((f"{name}_bytes" for name in ("argument", "temporary", "peak")), 1.0)
+    moved = {"bytes_moved": 1.0, "bytes_sent": 1.0, "quadratic_arrays": [], "fits": True}
+    shape = {"id": variant, "chips": 1, "mesh": "1x1x1", "bytes_per_chip": 2**30, "flops_per_step": 1e15}
+    return {**shape, **sizes, **moved, "model_flops_share": 0.5, "compile_seconds": 1.0, **changes}
 
-    def measure(config, mesh):
-        compiled.append(config.id)
-        sizes = dict.fromkeys("argument temporary peak".split(), 1.0)
-        return {
-            **{f"{name}_bytes": value for name, value in sizes.items()},
-            **{"id": config.id, "chips": 1, "mesh": "1x1x1", "bytes_per_chip": 2**30, "flops_per_step": 1e15},
-            **{"model_flops_share": 0.5, "bytes_moved": 1.0, "compile_seconds": 1.0, "fits": True},
-            "quadratic_arrays": ["[4096, 4096]"] if config.id == "kvc_w8s6" else [],
-        }
 
-    monkeypatch.setattr(fit, "measure", measure)
+@pytest.fixture
+def started(monkeypatch):
+    """Names of the ids whose programs would be compiled; `stop_after` as many it is as if Ctrl-C came."""
+    started = []
+
+    def apart(commands, at_once, folder):
+        for variant, command in commands.items():
+            if len(started) == apart.stop_after:
+                raise KeyboardInterrupt
+            part = Path(command[command.index("--json") + 1])
+            (kept,) = json.loads(part.read_text())["rows"] or [None]
+            if kept is None:
+                started.append(variant)
+                part.write_text(json.dumps({"rows": [row_of(variant)]}))
+            yield variant
+
+    apart.stop_after = None
+    monkeypatch.setattr(fit, "apart", apart)
+    return started
+
+
+def test_equal_programs_compile_once_and_what_is_done_is_kept(started, tmp_path, capsys):
     out = tmp_path / "fit.json"
+    fit.apart.stop_after = 9
+    assert cli.main(["fit", "--all", "--json", str(out)]) == 130
+    done = [row["id"] for row in json.loads(out.read_text())["rows"]]
+    assert len(started) == 9 and len(done) == 12, "three differ from the reference model in the seed alone"
+    fit.apart.stop_after = None
     assert cli.main(["fit", "--all", "--json", str(out)]) == 0
     rows = json.loads(out.read_text())["rows"]
     assert [row["id"] for row in rows] == list(FAMILY)
     assert all({"bytes_per_chip", "flops_per_step", "fits"} <= set(row) for row in rows)
-    assert len(compiled) == 24 and len(set(compiled)) == 24, "three differ from the reference model in the seed alone"
-    assert all(variant in capsys.readouterr().out for variant in ["kvc_w8s8_1kv_baseline_seed45"])
-    assert cli.main(["fit", "--config=configs/paper.py:kvc_w8s6", "--max-temporaries", "4"]) == 1
-    assert "kvc_w8s6 needs too much" in capsys.readouterr().err
+    assert len(started) == 24 and len(set(started)) == 24
+    assert "kvc_w8s8_1kv_baseline_seed45" in capsys.readouterr().out
+
+
+def test_a_program_that_needs_too_much_fails(on_cpu, monkeypatch, capsys):
+    command = ["fit", "--config=configs/paper.py:kvc_w8s6", "--max-temporaries", "4"]
+    for changes, code in (({}, 0), ({"temporary_bytes": 4.1e9}, 1), ({"quadratic_arrays": ["[4096, 682]"]}, 1)):
+        row = row_of("kvc_w8s6", **changes)
+        monkeypatch.setattr(fit, "measure", lambda config, mesh, known, row=row: row)
+        assert cli.main(command) == code
+        assert ("kvc_w8s6 needs too much" in capsys.readouterr().err) == bool(code)
+
+
+def test_a_row_of_the_same_program_is_kept_and_no_other(monkeypatch):
+    """Whether it is the same decides what is lowered and what compiles it, not the id."""
+    mesh, run = make_mesh(devices=jax.devices()[:1]), small_run("full_attn_1kv", layers=1)
+    row = fit.measure(run, mesh)
+    assert row["fits"] and row["compile_seconds"] > 0
+    compiled = []
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda lowered: compiled.append(lowered) or 1 / 0)
+    assert fit.measure(dataclasses.replace(run, id="b", seed=1), mesh, [row]) == {**row, "id": "b"}
+    assert not compiled
+    with pytest.raises(ZeroDivisionError):
+        fit.measure(small_run("full_attn_1kv", layers=2), mesh, [row])
+    monkeypatch.setattr(fit, "versions", lambda: {"jax": "0.0.0"})
+    with pytest.raises(ZeroDivisionError):
+        fit.measure(run, mesh, [row])
+
+
+def test_commands_run_apart_so_many_at_once(tmp_path, monkeypatch):
+    """Each is a process; one that fails says why, and its fellows are stopped."""
+    script = tmp_path / "command.py"
+    script.write_text(
+        "import os, pathlib, sys, time\n"
+        "here, verb = pathlib.Path(sys.argv[0]).parent, sys.argv[-1]\n"
+        "(here / f'{os.getpid()}.running').touch()\n"
+        "count = len(list(here.glob('*.running')))\n"
+        "(here / f'{os.getpid()}.count').write_text(str(count))\n"
+        "if verb == 'fail': sys.exit('phase-jax: no such thing')\n"
+        "time.sleep(60 if verb == 'sleep' else 0.2)\n"
+        "(here / f'{os.getpid()}.running').unlink()\n"
+    )
+    started, popen = [], subprocess.Popen
+
+    def run(command, **more):
+        started.append(popen([sys.executable, str(script), *command[3:]], **more))
+        return started[-1]
+
+    monkeypatch.setattr(fit.subprocess, "Popen", run)
+    names = [str(n) for n in range(5)]
+    assert sorted(fit.apart({name: ["work"] for name in names}, 2, tmp_path)) == names
+    assert max(int(file.read_text()) for file in tmp_path.glob("*.count")) <= 2
+    with pytest.raises(UserError, match=r"^b: no such thing$"):
+        list(fit.apart({"a": ["sleep"], "b": ["fail"], "c": ["work"]}, 2, tmp_path))
+    assert all(process.poll() is not None for process in started) and len(started) <= 8
 
 
 @pytest.mark.parametrize(

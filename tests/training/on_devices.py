@@ -1,4 +1,5 @@
-"""Runs as a process of its own with 8 host devices: two steps on every mesh, stored for test_sharding.
+"""Runs as a process of its own with 8 host devices: two steps on every mesh, and what the loss sends between devices,
+stored for test_sharding.
 
 python -m tests.training.on_devices OUT.npz
 """
@@ -9,10 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.hlo import program_cost
 from phase_jax.data.tokens import TokenBatch
 from phase_jax.model import Transformer
+from phase_jax.training.losses import next_token_loss
 from phase_jax.training.optimizer import OptimizerConfig, make_optimizer
-from phase_jax.training.sharding import batch_sharding, make_mesh
+from phase_jax.training.sharding import batch_sharding, make_mesh, on_mesh, state_shardings
 from phase_jax.training.step import TrainState, make_train_step, state_shapes
 from tests.model.tiny import draw_params, tiny_config
 
@@ -51,7 +54,30 @@ def two_steps(shape: str | None) -> dict[str, np.ndarray]:
     return found
 
 
+def sent(shape: str, chunk: int) -> float:
+    """Bytes that a device sends to others for the loss's gradients."""
+    mesh, length, width, vocabulary = make_mesh(shape), 32, 8, 64
+    lies = state_shardings(mesh, {"embedding": jax.ShapeDtypeStruct((vocabulary, width), jnp.float32)})["embedding"]
+    by_batch = batch_sharding(mesh, BATCH)
+
+    def gradients(hidden, embedding, targets):
+        def objective(*inputs):
+            return next_token_loss(*inputs, targets, jnp.ones_like(targets), chunk=chunk).objective
+
+        with on_mesh(mesh):
+            return jax.grad(objective, (0, 1))(hidden, embedding)
+
+    shapes = [((BATCH, length, width), jnp.float32), ((vocabulary, width), jnp.float32), ((BATCH, length), jnp.int32)]
+    arguments = [
+        jax.ShapeDtypeStruct(*shape, sharding=sharding)
+        for shape, sharding in zip(shapes, (by_batch, lies, by_batch), strict=True)
+    ]
+    compiled = jax.jit(gradients, out_shardings=(by_batch, lies)).lower(*arguments).compile()
+    return program_cost(compiled.as_text()).sent
+
+
 if __name__ == "__main__":
     assert jax.device_count() == 8
     results = {f"{shape} {name}": value for shape in (None, *MESHES) for name, value in two_steps(shape).items()}
-    np.savez(sys.argv[1], **results)
+    of_chunks = {f"{shape} sent {chunk}": sent(shape, chunk) for shape in MESHES for chunk in (4, 32)}
+    np.savez(sys.argv[1], **results, **of_chunks)

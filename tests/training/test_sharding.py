@@ -45,6 +45,13 @@ def test_losses_and_gradients_are_those_of_one_device(found, shape):
         np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-6 * np.abs(expected).max(), err_msg=name)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", MESHES)
+def test_devices_exchange_the_embeddings_gradient_once_however_many_chunks_there_are(found, shape):
+    one_chunk, eight = found[f"{shape} sent 32"], found[f"{shape} sent 4"]
+    assert one_chunk > 0 and eight < 1.2 * one_chunk
+
+
 def abstract_mesh(*sizes):
     return jax.sharding.AbstractMesh(sizes, ("data", "fsdp", "tensor"))
 
