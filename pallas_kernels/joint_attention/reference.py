@@ -11,12 +11,30 @@ from pallas_kernels.online_softmax import Softmax, masked_scores
 from phase_jax.axes import ExactKV, KeysAndValues, Queries
 from phase_jax.geometry import ExactBranch
 
+LONG, PARTS = 256, 4  # full attention over so many tokens goes in parts
+
 
 def full_attention(q: Queries, k: ExactKV, v: ExactKV, sink: jax.Array | None = None) -> Queries:
-    """Causal attention: q [B, T, N, H], k and v [B, T, K, H] -> [B, T, N, H]."""
-    batch, length, heads, head_dim = q.shape
-    q = q.reshape(batch, length, k.shape[2], -1, head_dim) * head_dim**-0.5
-    seen = jnp.tril(jnp.ones((length, length), bool))[:, None]
+    """Causal attention: q [B, T, N, H], k and v [B, T, K, H] -> [B, T, N, H].
+
+    Queries of long sequences go in parts, each of which meets the keys up to its end: of the scores that no query sees
+    three quarters are not formed.
+    """
+    length = q.shape[1]
+    rows = -(-length // PARTS) if length >= LONG else length
+    ends = [min(first + rows, length) for first in range(0, length, rows)]
+    parts = [
+        _last_queries(q[:, first:end], k[:, :end], v[:, :end], sink)
+        for first, end in zip([0, *ends[:-1]], ends, strict=True)
+    ]
+    return jnp.concatenate(parts, axis=1)
+
+
+def _last_queries(q, k, v, sink):
+    """Causal attention of the last queries: q [B, t, N, H], k and v [B, T, K, H] -> [B, t, N, H]."""
+    batch, rows, heads, head_dim = q.shape
+    q = q.reshape(batch, rows, k.shape[2], -1, head_dim) * head_dim**-0.5
+    seen = jnp.tril(jnp.ones((rows, k.shape[1]), bool), k.shape[1] - rows)[:, None]
     scores = masked_scores("btkgh,bukh->bktgu", q, k, seen)
     top = jnp.max(scores, axis=-1, keepdims=True)
     if sink is not None:
@@ -28,7 +46,7 @@ def full_attention(q: Queries, k: ExactKV, v: ExactKV, sink: jax.Array | None = 
     if sink is not None:
         mass = mass + jnp.exp(sink - top)
     out = jnp.einsum("bktgu,bukh->bktgh", weights.astype(v.dtype), v) / mass.astype(v.dtype)
-    return jnp.moveaxis(out, 1, 2).reshape(batch, length, heads, head_dim)
+    return jnp.moveaxis(out, 1, 2).reshape(batch, rows, heads, head_dim)
 
 
 def dense_attention(
