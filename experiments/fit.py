@@ -23,6 +23,7 @@ from configs.family import FAMILY
 from experiments import hlo
 from experiments.options import parser, run_config, split_config
 from phase_jax.errors import UserError
+from phase_jax.interrupt import deferred_interrupt
 from phase_jax.progress import console, progress_bar
 from phase_jax.run import RunConfig, read_json, write_json
 
@@ -192,27 +193,32 @@ def apart(commands: Mapping[str, Sequence[str]], at_once: int, folder: Path) -> 
     stopped then, as they are when the caller is.
     """
     waiting, running = list(commands), {}
-    try:
-        while waiting or running:
-            while waiting and len(running) < at_once:
-                name = waiting.pop(0)
-                command = [sys.executable, "-m", "experiments.cli", *commands[name]]
-                with open(folder / f"{name}.log", "wb") as log:
-                    # Ctrl-C is the caller's, who then stops them.
-                    running[name] = subprocess.Popen(
-                        command, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True
-                    )
-            for name in [name for name, process in running.items() if process.poll() is not None]:
-                if code := running.pop(name).returncode:
-                    said = (folder / f"{name}.log").read_text(errors="replace").strip().rpartition("\n")[2]
-                    reason = said.removeprefix("phase-jax: ") if code > 0 else f"killed by signal {-code}"
-                    raise UserError(f"{name}: {reason}")
-                yield name
-            time.sleep(0.1)
-    finally:
-        for process in running.values():
-            process.kill()
-            process.wait()
+    with deferred_interrupt() as interrupted:
+        try:
+            while waiting or running:
+                while waiting and len(running) < at_once:
+                    name = waiting.pop(0)
+                    running[name] = _start(commands[name], folder / f"{name}.log")
+                for name in [name for name, process in running.items() if process.poll() is not None]:
+                    if code := running.pop(name).returncode:
+                        said = (folder / f"{name}.log").read_text(errors="replace").strip().rpartition("\n")[2]
+                        reason = said.removeprefix("phase-jax: ") if code > 0 else f"killed by signal {-code}"
+                        raise UserError(f"{name}: {reason}")
+                    yield name
+                if interrupted():
+                    raise KeyboardInterrupt
+                time.sleep(0.1)
+        finally:
+            for process in running.values():
+                process.kill()
+                process.wait()
+
+
+def _start(command: Sequence[str], log: Path) -> subprocess.Popen:
+    """A command of phase-jax in a process that Ctrl-C does not reach."""
+    line = [sys.executable, "-m", "experiments.cli", *command]
+    with open(log, "wb") as file:
+        return subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=file, start_new_session=True)
 
 
 def kept_rows(file: Path | None) -> list[dict]:
@@ -237,7 +243,7 @@ def main(argv: Sequence[str]) -> int:
     arguments.add_argument("--config", metavar="FILE.py:ID", help="the run's configuration")
     arguments.add_argument("--all", action="store_true", help=f"every id of the family ({CONFIG} by default)")
     arguments.add_argument(
-        "--processes", type=int, default=2, metavar="N", help="of --all, at once, 2 GiB each (default %(default)s)"
+        "--processes", type=int, default=2, metavar="N", help="of --all, at once, 2.5 GiB each (default %(default)s)"
     )
     arguments.add_argument("--topology", default="v5e:16x16", help="generation and chips (default %(default)s)")
     arguments.add_argument("--mesh", metavar="DATAxFSDPxTENSOR", help="as in train")

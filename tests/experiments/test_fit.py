@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -241,7 +242,13 @@ def test_commands_run_apart_so_many_at_once(tmp_path, monkeypatch):
     assert max(int(file.read_text()) for file in tmp_path.glob("*.count")) <= 2
     with pytest.raises(UserError, match=r"^b: no such thing$"):
         list(fit.apart({"a": ["sleep"], "b": ["fail"], "c": ["work"]}, 2, tmp_path))
-    assert all(process.poll() is not None for process in started) and len(started) <= 8
+    assert all(process.poll() is not None for process in started) and len(started) == 7, "c never starts"
+    begun = fit.apart({"a": ["sleep"], "b": ["work"]}, 2, tmp_path)
+    assert next(begun) == "b"
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        next(begun)
+    assert started[-2].poll() is not None and len(started) == 9
 
 
 @pytest.mark.parametrize(
