@@ -1,7 +1,7 @@
 """Compiles the kernels for TPUs on a machine without one: `make aot`. Needs the extra `tpu` (libtpu).
 
-Prints, for each case, pass and chip, the bytes that the kernel's blocks move, what XLA adds around it by its own cost
-analysis, their ratio to the least, and the VMEM that the compiler gave the kernel.
+Prints, for each case, pass and chip, the bytes that the kernel's blocks move and those that XLA adds around it, their
+ratio to the least, and the VMEM that the compiler gave the kernel.
 """
 
 import argparse
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from experiments.hlo import bytes_moved
 from experiments.topology import prepare, topology_devices
 from phase_jax.errors import UserError
 
@@ -49,8 +50,7 @@ def compile_for(chip: str, function: Callable, *arguments) -> Compiled:
         if "tpu_custom_call" in line
         for size in re.findall(r'"used_scoped_memory_configs":\[\{"memory_space":"1","offset":"0","size":"(\d+)"', line)
     ]
-    added = (compiled.cost_analysis() or {}).get("bytes accessed") or 0.0
-    return Compiled(added, max(sizes, default=0), time.perf_counter() - began)
+    return Compiled(bytes_moved(compiled), max(sizes, default=0), time.perf_counter() - began)
 
 
 def rows(case, chips: Sequence[str], plain: bool) -> Iterator[dict]:
@@ -58,6 +58,8 @@ def rows(case, chips: Sequence[str], plain: bool) -> Iterator[dict]:
     import jax
 
     from experiments.kernel_cases.measure import BACKWARD, draw, function_of, least, passes
+    from pallas_kernels import request
+    from pallas_kernels.traffic import total_bytes, traffic
 
     for pass_ in passes(case):
         arguments = jax.eval_shape(lambda key, p=pass_: draw(case, p, key), jax.random.key(0))
@@ -65,38 +67,24 @@ def rows(case, chips: Sequence[str], plain: bool) -> Iterator[dict]:
             if pass_ == BACKWARD and form in SLOW_BACKWARD:
                 continue
             function = function_of(case, pass_, function)
-            moved = moved_by_kernels(function, *arguments)
+            with request(platform="tpu"):
+                moved = total_bytes(traffic(function, *arguments))
             for chip in chips:
                 compiled = compile_for(chip, function, *arguments)
                 yield {
                     **{"kernel": case.kernel, "case": case.name, "kind": case.kind, "dtype": case.dtype},
                     **{"chip": chip, "pass": pass_, "form": form, **least(case, pass_)},
                     **{"bytes_blocks": moved, "bytes_added": compiled.added_bytes, "vmem": compiled.vmem},
-                    **{"bytes": None if moved is None else moved + compiled.added_bytes, "seconds": compiled.seconds},
+                    **{"bytes": moved + compiled.added_bytes, "seconds": compiled.seconds},
                 }
-
-
-def moved_by_kernels(function: Callable, *arguments) -> int | None:
-    """Bytes that the block specs of a function's TPU kernels move; None where they depend on values."""
-    from pallas_kernels import request
-    from pallas_kernels.traffic import total_bytes
-
-    with request(platform="tpu"):
-        try:
-            return total_bytes(function, *arguments)
-        except NotImplementedError as error:
-            if "depend on values" not in str(error):
-                raise
-            return None
 
 
 def line(row: dict) -> str:
     """A row of the table."""
-    megabytes = [f"{b / 1e6:.1f}" if b is not None else "–" for b in (row["bytes_blocks"], row["bytes_added"])]
-    ratio = f"{row['bytes'] / row['bytes_least']:.2f}" if row["bytes"] is not None and row["bytes_least"] else "–"
+    blocks, added, least = (row[name] / 1e6 for name in ("bytes_blocks", "bytes_added", "bytes_least"))
     return (
-        f"{row['chip']:<7}{row['pass']:<20}{row['form']:<18}{megabytes[0]:>9}{megabytes[1]:>9}"
-        f"{row['bytes_least'] / 1e6:>9.1f}{ratio:>7}{row['vmem'] / 2**20:>7.1f}{row['seconds']:>8.1f}"
+        f"{row['chip']:<7}{row['pass']:<20}{row['form']:<18}{blocks:>9.1f}{added:>9.1f}{least:>9.1f}"
+        f"{(blocks + added) / least:>7.2f}{row['vmem'] / 2**20:>7.1f}{row['seconds']:>8.1f}"
     )
 
 

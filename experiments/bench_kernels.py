@@ -2,12 +2,13 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from experiments.evaluate import SEED, run_prompts, trained
 from experiments.options import parser
 from phase_jax.errors import UserError
-from phase_jax.run import write_atomically, write_json
+from phase_jax.run import RunFolder, write_atomically, write_json
 
 
 def write_defaults(new: list[dict]) -> None:
@@ -22,6 +23,21 @@ def write_defaults(new: list[dict]) -> None:
     write_atomically(DEFAULTS, "[\n" + ",\n".join(f" {json.dumps(row)}" for row in ordered) + "\n]\n")
 
 
+def curve(folder: RunFolder, logical: int) -> Iterator[dict]:
+    """The rows of `kernel_curve.compare` on prefix-padded prompts, printed as they come."""
+    config = trained(folder)
+
+    from experiments.kernel_curve import compare, line
+    from phase_jax.model import Transformer
+    from phase_jax.training.loop import load_params
+
+    prompts = run_prompts(config, "prefix", logical, SEED)
+    print(f"{config.id}, seed {config.seed}: the TPU forms, interpreted, against plain JAX")
+    for row in compare(Transformer(config.model), load_params(config, folder), prompts, config.data.vocabulary):
+        print(line(row), flush=True)
+        yield row
+
+
 def main(argv: Sequence[str]) -> int:
     arguments = parser(
         "bench kernels",
@@ -33,7 +49,16 @@ def main(argv: Sequence[str]) -> int:
     arguments.add_argument(
         "--write-defaults", action="store_true", help="make what won the default here: pallas_kernels/defaults.json"
     )
+    arguments.add_argument(
+        "--curve", type=Path, metavar="RUN", help="time nothing: a trained run's curve by the kernels"
+    )
+    arguments.add_argument("--logical", type=int, default=24, help="its logical samples (default %(default)s)")
     options = arguments.parse_args(argv)
+    if options.curve:
+        rows = list(curve(RunFolder(options.curve), options.logical))
+        if options.json:
+            write_json(options.json, rows)
+        return 0
 
     import jax
 

@@ -1,15 +1,18 @@
 """Which form of a kernel runs: the one asked for, or the default of the platform, the kind of call and the dtype.
 
 The defaults are rows of `defaults.json`, made by `phase-jax bench kernels --write-defaults`; where it has none, XLA.
+On a mesh, whose devices XLA cannot share a Pallas call among, each device runs it on its own part (`in_parts`).
 """
 
 import functools
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
+from jax.sharding import PartitionSpec
 
 Implementation = Literal["xla", "pallas"]
 
@@ -22,6 +25,7 @@ class Request(NamedTuple):
     implementation: Implementation | None = None
     platform: str | None = None
     interpret: bool = False
+    kernels: tuple[str, ...] | None = None  # of which the implementation is asked; None for all
 
 
 class Form(NamedTuple):
@@ -32,19 +36,31 @@ class Form(NamedTuple):
 
 
 _context = jax.make_user_context(Request())  # part of the key under which jit keeps what it traced
+_mesh_axes = jax.make_user_context(((), ()))
 
 
-def request(implementation: Implementation | None = None, platform: str | None = None, interpret: bool = False):
+def mesh_axes(batch: tuple[str, ...], heads: tuple[str, ...]):
+    """Context in which these axes of the mesh in context split the batch and the heads of what kernels are given."""
+    return _mesh_axes((batch, heads))
+
+
+def request(
+    implementation: Implementation | None = None,
+    platform: str | None = None,
+    interpret: bool = False,
+    kernels: tuple[str, ...] | None = None,
+):
     """Context in which kernels are traced otherwise than by default: every call whose own `implementation` is None.
 
     `platform` ("tpu", "gpu") is for compiling ahead of time for another machine; `interpret` runs the form of that
-    platform (TPUs' where it is None) anywhere, slowly. Raises ValueError for an unknown name.
+    platform (TPUs' where it is None) anywhere, slowly; `kernels` names those that are meant, by their folders, None for
+    all. Raises ValueError for an unknown name.
     """
     if implementation not in (None, "xla", "pallas"):
         raise ValueError(f"implementation '{implementation}': choose xla or pallas, or None for the default")
     if platform not in (None, "cpu", "gpu", "tpu"):
         raise ValueError(f"platform '{platform}': choose cpu, gpu or tpu, or None for this machine's")
-    return _context(Request(implementation, platform, interpret))
+    return _context(Request(implementation, platform, interpret, kernels))
 
 
 def choose(
@@ -63,8 +79,9 @@ def choose(
         raise NotImplementedError(f"{kernel} has no implementation '{implementation}'; choose xla or pallas")
     asked = _context.value
     platform = asked.platform or ("tpu" if asked.interpret else _computing_platform())
-    wanted = implementation or asked.implementation
-    if (wanted or default(kernel, platform, kind, dtype)) == "xla":
+    wanted = implementation or (asked.implementation if kernel in (asked.kernels or (kernel,)) else None)
+    # On a mesh XLA unless Pallas is asked for: no whole training step has been compared yet.
+    if (wanted or ("xla" if any(_mesh_axes.value) else default(kernel, platform, kind, dtype))) == "xla":
         return Form("xla")
     form = Form(platform, asked.interpret)
     why_not = "CPUs run the reference; a Pallas form can only be interpreted there" if platform == "cpu" else None
@@ -85,6 +102,63 @@ def default(kernel: str, platform: str, kind: str, dtype) -> Implementation:
 def _defaults() -> dict[tuple[str, str, str, str], Implementation]:
     rows = json.loads(DEFAULTS.read_text(encoding="utf-8"))
     return {(row["kernel"], row["platform"], row["kind"], row["dtype"]): row["default"] for row in rows}
+
+
+class Parts(NamedTuple):
+    """A call's arguments as the devices of a mesh share them."""
+
+    arguments: tuple  # pytrees of arrays
+    shapes: tuple  # of one device's part of them
+    mesh: jax.sharding.AbstractMesh | None = None  # None where every device that computes has all of them
+    specs: tuple[PartitionSpec, ...] = ()
+    out_spec: PartitionSpec | None = None
+
+    def run(self, function: Callable[..., jax.Array]) -> jax.Array:
+        """`function` of the arguments, each device's of its own part. What is whole on all gets all their gradients."""
+        if self.mesh is not None:
+            # Pallas calls do not say over which axes their results vary, so that it cannot be checked.
+            function = jax.shard_map(
+                function, mesh=self.mesh, in_specs=self.specs, out_specs=self.out_spec, check_vma=False
+            )
+        return function(*self.arguments)
+
+
+def in_parts(equation: str, *arguments: Any) -> Parts:
+    """How a kernel's arguments lie on the mesh in context, if there is one.
+
+    The equation names axes as in einsum, say "btnh btkh btkh n -> btnh", one term for all arrays of an argument: `b` is
+    the batch, `k` are KV heads and `n` query heads. An axis that the mesh does not divide stays whole, and with KV
+    heads, unless there is one for all, the queries'.
+    """
+    mesh, (batch, heads) = jax.sharding.get_abstract_mesh(), _mesh_axes.value
+    if not (batch or heads) or mesh.empty or not mesh.are_all_axes_auto:
+        return Parts(arguments, arguments)
+    *terms, out = equation.replace("->", "").split()
+    sizes = {
+        letter: size
+        for term, argument in zip(terms, arguments, strict=True)
+        for leaf in jax.tree.leaves(argument)
+        for letter, size in zip(term, leaf.shape, strict=True)
+    }
+    parts = {axes: math.prod(mesh.shape[axis] for axis in axes) for axes in (batch, heads)}
+    split = {
+        letter: axes
+        for letter, axes in (("b", batch), ("k", heads), ("n", heads))
+        if letter in sizes and sizes[letter] % parts[axes] == 0
+    }
+    if "k" not in split and sizes["k"] > 1:
+        split.pop("n", None)
+
+    def of_one(term, array):
+        whole = zip(term, array.shape, strict=True)
+        shape = [size // parts[split[letter]] if letter in split else size for letter, size in whole]
+        return jax.ShapeDtypeStruct(shape, array.dtype)
+
+    shapes = (
+        jax.tree.map(functools.partial(of_one, term), argument) for term, argument in zip(terms, arguments, strict=True)
+    )
+    specs = [PartitionSpec(*map(split.get, term)) for term in (*terms, out)]
+    return Parts(arguments, tuple(shapes), mesh, tuple(specs[:-1]), specs[-1])
 
 
 def _computing_platform() -> str:

@@ -1,60 +1,118 @@
 """Bytes that kernels move between memory and the chip, counted from the block specs of what is traced.
 
 A block is moved when its index differs from the grid's step before, and clipped where it reaches beyond its array.
-Grids with prefetched scalars cannot be counted: their blocks depend on values.
+Where prefetched scalars steer the blocks, their values are computed from what the function is given or holds.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
-import jax.extend.core
+import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+_INLINED = {"jit", "closed_call", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call", "shard_map"}
+_MOST = 2**24  # elements of an array that is computed on the way to prefetched scalars
 
 
 class Traffic(NamedTuple):
-    """Of one pallas_call: bytes read and written, and steps of its grid."""
+    """Of one pallas_call, each of the times that it runs: bytes read and written, and steps of its grid."""
 
     read: int
     written: int
     steps: int
+    runs: int = 1
 
 
 def traffic(function: Callable, *arguments) -> list[Traffic]:
-    """One for each pallas_call that `function` of the arguments (arrays or their shapes) makes, in order."""
-    return [_count(eqn.params["grid_mapping"]) for eqn in _kernels(jax.make_jaxpr(function)(*arguments).jaxpr)]
+    """One for each pallas_call that `function` of the arguments (arrays or their shapes) makes, in order.
+
+    Raises NotImplementedError where blocks depend on values that are not given, or how often a kernel runs does.
+    """
+    traced, found = jax.make_jaxpr(function)(*arguments), []
+    given = [None if isinstance(x, jax.ShapeDtypeStruct) else x for x in jax.tree.leaves(arguments)]
+    _follow(traced.jaxpr, [*traced.consts, *given], 1, found)
+    return found
 
 
-def total_bytes(function: Callable, *arguments) -> int:
-    """All that the kernels in `function` move."""
-    return sum(t.read + t.written for t in traffic(function, *arguments))
+def total_bytes(calls: Sequence[Traffic]) -> int:
+    """All that they move."""
+    return sum(call.runs * (call.read + call.written) for call in calls)
 
 
-def _kernels(jaxpr) -> Iterator:
+def _follow(jaxpr: Jaxpr, values: Sequence[Any], runs: int, found: list[Traffic]) -> list[Any]:
+    """Appends what a jaxpr's kernels move; returns its outputs, those that are small and of integers, None for others.
+
+    `values` are its constants and inputs, None where unknown.
+    """
+    known = dict(zip([*jaxpr.constvars, *jaxpr.invars], values, strict=True))
+
+    def value(atom):
+        return atom.val if isinstance(atom, Literal) else known.get(atom)
+
     for eqn in jaxpr.eqns:
+        inputs, inner = [value(atom) for atom in eqn.invars], list(_inner(eqn.params))
+        outputs = [None] * len(eqn.outvars)
         if eqn.primitive.name == "pallas_call":
-            yield eqn
-        else:
-            for inner in jax.extend.core.jaxprs_in_params(eqn.params):
-                yield from _kernels(inner)
+            found.append(_count(eqn.params["grid_mapping"], inputs)._replace(runs=runs))
+        elif eqn.primitive.name in ("mpmd_map", "core_map"):
+            raise NotImplementedError("a kernel that fetches its blocks itself, as those for GPUs do")
+        elif eqn.primitive.name == "scan":
+            ((body, constants),) = inner
+            same = inputs[: eqn.params["num_consts"]]
+            varying = [None] * (len(body.invars) - len(same))
+            _follow(body, [*constants, *same, *varying], runs * eqn.params["length"], found)
+        elif eqn.primitive.name in _INLINED:
+            ((body, constants),) = inner
+            outputs = _follow(body, [*constants, *inputs], runs, found)
+        elif inner:
+            before = len(found)
+            for body, constants in inner:
+                _follow(body, [*constants, *[None] * len(body.invars)], runs, found)
+            if len(found) > before:
+                raise NotImplementedError(f"a kernel in a {eqn.primitive.name}: how often it runs depends on values")
+        elif all(x is not None for x in inputs) and all(_small(variable.aval) for variable in eqn.outvars):
+            made = eqn.primitive.bind(*inputs, **eqn.params)
+            outputs = made if eqn.primitive.multiple_results else [made]
+        known.update(zip(eqn.outvars, outputs, strict=True))
+    return [value(atom) for atom in jaxpr.outvars]
 
 
-def _count(mapping) -> Traffic:
-    if mapping.num_index_operands or mapping.num_dynamic_grid_bounds:
-        raise NotImplementedError("the blocks of a grid with prefetched scalars or dynamic bounds depend on values")
-    steps = np.indices(mapping.grid).reshape(len(mapping.grid), -1)
-    moved = [_moved(block, steps) for block in mapping.block_mappings]
-    return Traffic(sum(moved[: mapping.num_inputs]), sum(moved[mapping.num_inputs :]), math.prod(mapping.grid))
+def _inner(params: dict) -> Iterator[tuple[Jaxpr, Sequence[Any]]]:
+    """The jaxprs that an equation holds, with their constants."""
+    for parameter in params.values():
+        for one in parameter if isinstance(parameter, tuple) else (parameter,):
+            if isinstance(one, ClosedJaxpr):
+                yield one.jaxpr, one.consts
+            elif isinstance(one, Jaxpr):
+                yield one, ()
 
 
-def _moved(block, steps: np.ndarray) -> int:
+def _small(aval) -> bool:
+    return aval.size <= _MOST and not jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
+def _count(mapping, inputs: Sequence[Any]) -> Traffic:
+    if mapping.num_dynamic_grid_bounds:
+        raise NotImplementedError("the bounds of a grid depend on values")
+    scalars = inputs[: mapping.num_index_operands]
+    if any(x is None for x in scalars):
+        raise NotImplementedError("the blocks of a grid depend on values, of prefetched scalars, that are not given")
+    steps = np.indices(mapping.grid, np.int32).reshape(len(mapping.grid), -1)
+    moved = [_moved(block, steps, scalars) for block in mapping.block_mappings]
+    read = sum(moved[: mapping.num_inputs]) + sum(np.asarray(x).nbytes for x in scalars)
+    return Traffic(read, sum(moved[mapping.num_inputs :]), math.prod(mapping.grid))
+
+
+def _moved(block, steps: np.ndarray, scalars: Sequence[Any]) -> int:
     """Bytes of one operand over the grid; `steps` [axes, n] in the order in which they run."""
-    index_map = jax.vmap(jax.extend.core.jaxpr_as_fun(block.index_map_jaxpr))
+    first_of = jax.vmap(lambda *step: block.compute_start_indices_interpret(step, *scalars))
     with jax.disable_jit():
-        index = np.stack([np.broadcast_to(i, steps.shape[1:]) for i in index_map(*steps.astype(np.int32))])
-    fresh = np.concatenate([[True], (index[:, 1:] != index[:, :-1]).any(axis=0)])
-    index = index[:, fresh]
+        first = np.stack([np.broadcast_to(i, steps.shape[1:]) for i in first_of(*steps)])
+    fresh = np.concatenate([[True], (first[:, 1:] != first[:, :-1]).any(axis=0)])
+    first = first[:, fresh]
     size = np.array([getattr(d, "block_size", 1) if not isinstance(d, int) else d for d in block.block_shape])[:, None]
     shape = np.array(block.array_aval.shape)[:, None]
-    return int(np.minimum(size, shape - index * size).prod(axis=0).sum()) * block.array_aval.dtype.itemsize
+    return int(np.minimum(size, shape - first).prod(axis=0).sum()) * block.array_aval.dtype.itemsize

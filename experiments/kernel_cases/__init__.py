@@ -5,7 +5,7 @@ A kernel joins by a module here with a tuple CASES, named in KERNELS.
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ class Case:
     the arguments numbered in `gradients`, empty where there is none. `kind` and `dtype` are the call's row in the
     table of defaults. `bytes_least` and `bytes_least_grad` are what any implementation must move through memory,
     forward and forward with backward; `flops` are the operations of its matrix products, 0 where bytes are what counts.
+    `peers` take the same arguments and do as much work, but another: GPUs' libraries, timed there beside the forms.
     """
 
     kernel: str
@@ -35,6 +36,7 @@ class Case:
     bytes_least_grad: float = 0.0
     flops: float = 0.0
     flops_grad: float = 0.0
+    peers: Mapping[str, Callable] = field(default_factory=dict)
 
     def shapes(self) -> tuple:
         """The arguments' shapes and dtypes, nothing computed."""

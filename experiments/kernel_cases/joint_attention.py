@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -39,6 +40,12 @@ def _case(
 
         return run
 
+    def cudnn(q, *keys_and_values):
+        """cuDNN's attention over as many keys a query, which all see."""
+        keys = length if exact.windows is None else -(-int(seen) // length // 64) * 64
+        k, v = (x[:, :keys] for x in keys_and_values[-2:])
+        return jax.nn.dot_product_attention(q, k, v, is_causal=exact.windows is None, implementation="cudnn")
+
     blockwise = {f"blocks of {size}": form(implementation="xla", block=size) for size in (512, 256)}
     branch = f"{exact.windows.width}/{exact.windows.stride} {exact.rule}" if exact.windows else "full"
     # Everything once, and out; backward that again, with the cotangent, one logarithm a query and all gradients.
@@ -56,6 +63,7 @@ def _case(
         bytes_least_grad=2 * least + (numbers[0] + sum(numbers)) * item + 4 * batch * length * heads,
         flops=2 * products,
         flops_grad=7 * products,
+        peers={"cuDNN, as many keys": cudnn} if dtype == "bfloat16" else {},
     )
 
 

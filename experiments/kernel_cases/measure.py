@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.hlo import bytes_moved
 from experiments.kernel_cases import Case, with_gradients
-from pallas_kernels.traffic import total_bytes
+from pallas_kernels.traffic import total_bytes, traffic
 
 FORWARD, BACKWARD = "forward", "forward + backward"
 
@@ -90,56 +91,53 @@ def errors(case: Case, key: jax.Array) -> dict[str, float]:
 
 
 def measure(case: Case, with_pallas: bool, key: jax.Array) -> Iterator[dict]:
-    """A row for each pass and form: seconds, and bytes as XLA or the kernel's block specs count them.
+    """A row for each pass and form: seconds, and bytes as the compiled program and kernels' block specs have them.
 
     A form that this machine cannot run has its reason under `failed`.
     """
-    forms = {**case.xla, **({"pallas": case.pallas} if with_pallas else {})}
+    peers = case.peers if jax.default_backend() == "gpu" else {}
+    forms = {**case.xla, **peers, **({"pallas": case.pallas} if with_pallas else {})}
     for pass_ in passes(case):
         arguments = draw(case, pass_, key)
         for form, plain in forms.items():
             function = function_of(case, pass_, plain)
             row = {"kernel": case.kernel, "case": case.name, "kind": case.kind, "dtype": case.dtype}
-            row |= {"pass": pass_, "form": form, **least(case, pass_)}
+            row |= {"pass": pass_, "form": form, "peer": form in peers, **least(case, pass_)}
             try:
                 row["seconds"] = seconds(function, *arguments)
-                row["bytes"] = _bytes(function, arguments, form == "pallas")
+                row["bytes"] = _bytes(function, arguments)
             except Exception as error:  # whatever a compiler or a driver raises is a finding, and the rest goes on
                 row["failed"] = (str(error).splitlines() or [type(error).__name__])[0][:200]
             yield row
 
 
-def _bytes(function: Callable, arguments: tuple, kernel: bool) -> float | None:
-    """As XLA's cost analysis has it; with a kernel's block specs, where they can be counted."""
-    cost = jax.jit(function).lower(*arguments).compile().cost_analysis() or {}
-    around = cost.get("bytes accessed")
-    if not kernel:
-        return around
+def _bytes(function: Callable, arguments: tuple) -> float | None:
+    """What the compiled program moves, and the blocks of its kernels; None where one cannot be counted."""
+    compiled = jax.jit(function).lower(*arguments).compile()
     try:
-        return total_bytes(function, *arguments) + (around or 0)
-    except NotImplementedError:
+        return bytes_moved(compiled) + total_bytes(traffic(function, *arguments))
+    except (NotImplementedError, ValueError):
         return None
 
 
 def ratios(rows: list[dict]) -> list[dict]:
-    """The rows with `ratio`: the best plain form's time over the row's, above 1 where a kernel beats them all."""
+    """The rows with `ratio`: the best plain form's time over the row's, above 1 where a kernel beats them all; and with
+    `ratio_to_peer`, where one was timed, the best peer's over the row's."""
 
-    def call(row):
-        return row["kernel"], row["case"], row["pass"]
+    def with_best(row):
+        same = [r for r in rows if "seconds" in r and all(r[k] == row[k] for k in ("kernel", "case", "pass"))]
+        plain = [r["seconds"] for r in same if r["form"] != "pallas" and not r["peer"]]
+        peers = [r["seconds"] for r in same if r["peer"]]
+        found = {"ratio": plain, "ratio_to_peer": peers} if "seconds" in row else {}
+        return row | {name: min(times) / row["seconds"] for name, times in found.items() if times}
 
-    best: dict[tuple, float] = {}
-    for row in rows:
-        if row["form"] != "pallas" and "seconds" in row:
-            best[call(row)] = min(best.get(call(row), row["seconds"]), row["seconds"])
-    timed = [
-        row | {"ratio": best[call(row)] / row["seconds"]} for row in rows if "seconds" in row and call(row) in best
-    ]
-    return [next((t for t in timed if all(t[k] == row[k] for k in row)), row) for row in rows]
+    return [with_best(row) for row in rows]
 
 
 def lines(rows: list[dict], bandwidth: float, rate: float) -> Iterator[str]:
     """The rows as a table: `reached` is the time that the least bytes or the operations take at full speed."""
-    yield f"{'':4}{'form':<20}{'ms':>9}{'MB':>9}{'reached':>9}{'ratio':>7}"
+    peers = any("ratio_to_peer" in row for row in rows)
+    yield f"{'':4}{'form':<20}{'ms':>9}{'MB':>9}{'reached':>9}{'ratio':>7}" + f"{'to peer':>9}" * peers
     heading = None
     for row in rows:
         if (row["case"], row["pass"]) != heading:
@@ -150,8 +148,11 @@ def lines(rows: list[dict], bandwidth: float, rate: float) -> Iterator[str]:
             continue
         full = max(row["bytes_least"] / bandwidth, row["flops"] / rate)
         counted = f"{row['bytes'] / 1e6:.0f}" if row["bytes"] else "–"
-        ratio = f"{row['ratio']:.2f}" if "ratio" in row else "–"
-        yield f"{'':4}{row['form']:<20}{1e3 * row['seconds']:>9.2f}{counted:>9}{full / row['seconds']:>9.0%}{ratio:>7}"
+        ratio, to_peer = (f"{row[name]:.2f}" if name in row else "–" for name in ("ratio", "ratio_to_peer"))
+        yield (
+            f"{'':4}{row['form']:<20}{1e3 * row['seconds']:>9.2f}{counted:>9}{full / row['seconds']:>9.0%}{ratio:>7}"
+            + f"{to_peer:>9}" * peers
+        )
 
 
 def defaults(rows: list[dict], platform: str, basis: str, cost: str = "seconds") -> list[dict]:
@@ -159,7 +160,7 @@ def defaults(rows: list[dict], platform: str, basis: str, cost: str = "seconds")
     grouped: dict[tuple, list[float]] = {}
     for kernel, case, pass_ in dict.fromkeys((row["kernel"], row["case"], row["pass"]) for row in rows):
         own = [r for r in rows if (r["kernel"], r["case"], r["pass"]) == (kernel, case, pass_)]
-        plain = [r[cost] for r in own if r["form"] != "pallas" and r.get(cost)]
+        plain = [r[cost] for r in own if r["form"] != "pallas" and not r.get("peer") and r.get(cost)]
         pallas = [r[cost] for r in own if r["form"] == "pallas" and r.get(cost)]
         gain = min(plain) / pallas[0] if plain and pallas else 0.0
         grouped.setdefault((kernel, own[0]["kind"], own[0]["dtype"]), []).append(gain)

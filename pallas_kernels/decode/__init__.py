@@ -1,5 +1,6 @@
 """Attention of one new token a sequence over what the cache holds, in one softmax (SPEC §1)."""
 
+import functools
 import importlib
 from types import ModuleType
 
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.decode import reference
-from pallas_kernels.dispatch import Form, Implementation, choose
+from pallas_kernels.dispatch import Form, Implementation, choose, in_parts
 from phase_jax.axes import KeysAndValues
 from phase_jax.geometry import ExactBranch
 
@@ -36,22 +37,29 @@ def decode_attention(
     `implementation` None picks the default of the platform; Pallas raises NotImplementedError where it cannot serve.
     """
     q = jnp.asarray(q)
-    batch, heads, head_dim = q.shape
-    kv_heads = far[0].shape[2]
-    position = jnp.broadcast_to(position, (batch,))
+    position = jnp.broadcast_to(position, q.shape[:1])
     if not far[0].shape[1]:  # no room for an entry: one that nobody sees
         far = tuple(jnp.pad(x, [(0, 0), (0, 1), (0, 0), (0, 0)]) for x in far)
     # From here on counts stand for the geometry: how many of `far` are seen, and which of `near` is the first.
     count = position + 1 if near is None else exact.windows.closed(position)
     first = None if near is None else jnp.maximum(exact.first(position), 0) - (position - exact.reach + 1)
+    parts = in_parts("bnh bjkh btkh b b n -> bnh", q, far, near, count, first, sink)
+    form = choose(
+        "decode", implementation, kind(exact), q.dtype, lambda form: _pallas(form).unsupported(*parts.shapes[:2])
+    )
+    if form.name == "xla":
+        return _by_group(reference.decode_attention, *parts.arguments)
+    kernel = functools.partial(_pallas(form).decode_attention, interpret=form.interpret)
+    return parts.run(functools.partial(_by_group, kernel))
+
+
+def _by_group(function, q, far, near, count, first, sink):
+    """`function` of scaled queries and sinks that are grouped by the KV head that they read."""
+    batch, heads, head_dim = q.shape
+    kv_heads = far[0].shape[2]
     q = (q * head_dim**-0.5).reshape(batch, kv_heads, heads // kv_heads, head_dim)
     sink = None if sink is None else sink.astype(jnp.float32).reshape(kv_heads, -1)
-    form = choose("decode", implementation, kind(exact), q.dtype, lambda form: _pallas(form).unsupported(q, far))
-    if form.name == "xla":
-        out = reference.decode_attention(q, far, near, count, first, sink)
-    else:
-        out = _pallas(form).decode_attention(q, far, near, count, first, sink, form.interpret)
-    return out.reshape(batch, heads, head_dim)
+    return function(q, far, near, count, first, sink).reshape(batch, heads, head_dim)
 
 
 def _pallas(form: Form) -> ModuleType:

@@ -18,28 +18,20 @@ _PARTS = 264  # of all sequences and heads together: two for each multiprocessor
 
 
 def unsupported(q: jax.Array, far: KeysAndValues) -> str | None:
-    """Why queries [B, K, G, H] of entries [B, J, K, H] cannot be served, None where they can."""
+    """Why queries [B, N, H] of entries [B, J, K, H] cannot be served, None where they can."""
     if q.dtype != jnp.bfloat16:
         return f"{q.dtype} queries: its matrix products take bfloat16"
-    if q.shape[3] not in (64, 128):
-        return f"heads of {q.shape[3]} channels: its blocks hold 64 or 128"
-    if q.shape[2] > _ROWS:
-        return f"{q.shape[2]} query heads a KV head: its blocks hold {_ROWS}"
+    if q.shape[2] not in (64, 128):
+        return f"heads of {q.shape[2]} channels: its blocks hold 64 or 128"
+    if (group := q.shape[1] // far[0].shape[2]) > _ROWS:
+        return f"{group} query heads a KV head: its blocks hold {_ROWS}"
     if far[0].shape[1] % 8:
         return f"a cache with room for {far[0].shape[1]} entries: they are fetched by eights"
     return None
 
 
-def decode_attention(
-    q: jax.Array,
-    far: KeysAndValues,
-    near: KeysAndValues | None,
-    count: jax.Array,
-    first: jax.Array | None,
-    sink: jax.Array | None,
-    interpret: bool = False,
-) -> jax.Array:
-    """Scaled queries [B, K, G, H] over the first `count` [B] of `far` and, of `near`, those from `first` [B] on."""
+def decode_attention(q, far, near, count, first, sink, interpret: bool) -> jax.Array:
+    """See reference.py."""
     group = q.shape[2]
     tops, masses, values = _parts(jnp.pad(q, [(0, 0), (0, 0), (0, _ROWS - group), (0, 0)]), far, count, interpret)
     exact = reference.exact_tokens(q, near, first, sink)

@@ -23,16 +23,8 @@ def unsupported(q: jax.Array, far: KeysAndValues) -> str | None:
     return None if q.dtype in (jnp.float32, jnp.bfloat16) else f"{q.dtype} queries: it takes float32 and bfloat16"
 
 
-def decode_attention(
-    q: jax.Array,
-    far: KeysAndValues,
-    near: KeysAndValues | None,
-    count: jax.Array,
-    first: jax.Array | None,
-    sink: jax.Array | None,
-    interpret: bool = False,
-) -> jax.Array:
-    """Scaled queries [B, K, G, H] over the first `count` [B] of `far` and, of `near`, those from `first` [B] on."""
+def decode_attention(q, far, near, count, first, sink, interpret: bool) -> jax.Array:
+    """See reference.py."""
     batch, kv_heads, group, head_dim = q.shape
     heads, length = kv_heads * group, far[0].shape[1]
     block = min(length, max(16, _KEYS // kv_heads // 16 * 16))

@@ -6,7 +6,7 @@ from types import ModuleType
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.dispatch import Form, Implementation, choose
+from pallas_kernels.dispatch import Form, Implementation, choose, in_parts
 from pallas_kernels.joint_attention import reference
 from pallas_kernels.joint_attention.reference import blockwise_attention
 from phase_jax.axes import KeysAndValues, Queries
@@ -37,9 +37,12 @@ def joint_attention(
 
     `implementation` None picks the default of the platform; Pallas raises NotImplementedError where it cannot serve.
     """
-    form = choose("joint_attention", implementation, kind(exact), q.dtype, lambda form: _pallas(form).unsupported(q))
+    parts = in_parts("btnh bjkh btkh n -> btnh", q, entries, tokens, sink)
+    form = choose(
+        "joint_attention", implementation, kind(exact), q.dtype, lambda form: _pallas(form).unsupported(parts.shapes[0])
+    )
     if form.name != "xla":
-        return _pallas(form).joint_attention(q, entries, tokens, exact, sink, form.interpret)
+        return parts.run(lambda *arguments: _pallas(form).joint_attention(*arguments, exact, form.interpret))
     if entries is None:
         if block is None:
             return reference.full_attention(q, *tokens, sink)

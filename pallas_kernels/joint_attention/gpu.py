@@ -13,7 +13,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels import hopper
 from pallas_kernels.joint_attention.layout import Layout, pad, visits
 from pallas_kernels.online_softmax import MASKED
-from phase_jax.axes import KeysAndValues, Queries
+from phase_jax.axes import Queries
 from phase_jax.geometry import ExactBranch
 
 _ROWS, _COLUMNS = 64, 64
@@ -28,14 +28,7 @@ def unsupported(q: Queries) -> str | None:
     return None
 
 
-def joint_attention(
-    q: Queries,
-    entries: KeysAndValues | None,
-    tokens: KeysAndValues,
-    exact: ExactBranch,
-    sink: jax.Array | None = None,
-    interpret: bool = False,
-) -> Queries:
+def joint_attention(q, entries, tokens, sink, exact: ExactBranch, interpret: bool) -> Queries:
     """See `pallas_kernels.joint_attention`."""
     _, length, heads, head_dim = q.shape
     layout = Layout(exact, length, _ROWS, _COLUMNS)

@@ -18,7 +18,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel im
 from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask_info import MaskInfo
 
 from pallas_kernels.joint_attention.layout import Layout, pad, visits
-from phase_jax.axes import KeysAndValues, Queries
+from phase_jax.axes import Queries
 from phase_jax.geometry import ExactBranch
 
 
@@ -31,14 +31,7 @@ def unsupported(q: Queries) -> str | None:
     return None if q.dtype in (jnp.float32, jnp.bfloat16) else f"{q.dtype} queries: it takes float32 and bfloat16"
 
 
-def joint_attention(
-    q: Queries,
-    entries: KeysAndValues | None,
-    tokens: KeysAndValues,
-    exact: ExactBranch,
-    sink: jax.Array | None = None,
-    interpret: bool = False,
-) -> Queries:
+def joint_attention(q, entries, tokens, sink, exact: ExactBranch, interpret: bool) -> Queries:
     """See `pallas_kernels.joint_attention`."""
     _, length, _, head_dim = q.shape
     layout = layout_of(exact, length)

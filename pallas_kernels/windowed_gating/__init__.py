@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.dispatch import Form, Implementation, choose
+from pallas_kernels.dispatch import Form, Implementation, choose, in_parts
 from pallas_kernels.windowed_gating import reference
 from pallas_kernels.windowed_gating.reference import weighted_sum, windowed_gates
 from phase_jax.axes import Entries, GateBias, GateLogits, Payload
@@ -24,14 +24,14 @@ def windowed_gating(
     `implementation` None takes the default of platform, kind of call and dtype (pallas_kernels/dispatch.py).
     Raises NotImplementedError, with the reason, where the one asked for cannot serve the call.
     """
-    form = choose(
-        "windowed_gating", implementation, kind(logits, windows), payload.dtype, unsupported(payload, logits, windows)
-    )
+    parts = in_parts("btmkh btmkg wkg -> bjkh", payload, logits, bias)
+    why_not = unsupported(*parts.shapes[:2], windows)
+    form = choose("windowed_gating", implementation, kind(logits, windows), payload.dtype, why_not)
     if form.name == "xla" or not windows.count(payload.shape[1]):
         return reference.windowed_gating(payload, logits, bias, windows)
     from pallas_kernels.windowed_gating import vjp  # importing Pallas takes a second, and CPUs never need it
 
-    return vjp.windowed_gating(form, payload, logits, bias, windows)
+    return parts.run(lambda *arguments: vjp.windowed_gating(form, *arguments, windows))
 
 
 def kind(logits: GateLogits, windows: Windows) -> str:

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from pallas_kernels import request
+from pallas_kernels.dispatch import mesh_axes
 from phase_jax.errors import UserError
 
 AXES = ("data", "fsdp", "tensor")
@@ -155,13 +155,12 @@ def place(batch: Any, mesh: Mesh) -> Any:
 
 @contextmanager
 def on_mesh(mesh: Mesh | None) -> Iterator[None]:
-    """Inside, while a function is traced, logical constraints of the model mean this mesh; without one, nothing.
-
-    Over several devices, kernels take their XLA forms, since XLA cannot split a Pallas call.
-    """
+    """Inside, while a function is traced, the model's logical axes and its kernels' mean this mesh; without one,
+    nothing."""
     if mesh is None or mesh.size == 1:
         yield
         return
-    rules = tuple(_MESH_AXES.items())
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), nn.logical_axis_rules(rules), request("xla"):
+    in_kernels = mesh_axes(batch=_MESH_AXES["batch"], heads=(_MESH_AXES["heads"],))
+    rules = nn.logical_axis_rules(tuple(_MESH_AXES.items()))
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), rules, in_kernels:
         yield

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 
 from pallas_kernels import request
 from pallas_kernels.decode import decode_attention
-from phase_jax.geometry import ExactBranch
+from pallas_kernels.traffic import traffic
+from phase_jax.geometry import ExactBranch, Windows
 from phase_jax.model import Transformer
 from phase_jax.model.cache import empty_cache, extend_unchecked
 from tests.kernels.attention_loop import Geometry, attention
@@ -147,3 +148,26 @@ def test_a_model_decodes_as_its_parallel_pass_computes_with_kernels_in_both():
             logits, cache = extend_unchecked(model, params, cache, tokens[:, t : t + 1])
             np.testing.assert_allclose(logits, expected[:, t], rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(parallel, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_entries_beyond_a_sequences_length_are_not_fetched():
+    exact, (heads, kv_heads, head_dim), room = ExactBranch(Windows(8, 8)), (4, 1, 128), 4096
+    positions = np.array([8 * 625 - 1, 8 * 1024 - 1, 8 * 1025 - 1, 3])
+    q = jax.ShapeDtypeStruct((4, heads, head_dim), jnp.bfloat16)
+    far = (jax.ShapeDtypeStruct((4, room, kv_heads, head_dim), jnp.bfloat16),) * 2
+    near = (jax.ShapeDtypeStruct((4, exact.reach, kv_heads, head_dim), jnp.bfloat16),) * 2
+    with request("pallas", "tpu"):
+        (call,) = traffic(lambda *arrays: decode_attention(*arrays[:3], exact, arrays[3]), q, far, near, positions)
+        with pytest.raises(NotImplementedError, match="not given"):
+            traffic(
+                lambda *arrays: decode_attention(*arrays[:3], exact, arrays[3]),
+                q,
+                far,
+                near,
+                jax.ShapeDtypeStruct((4,), jnp.int32),
+            )
+    # Blocks of 1,024 entries: 625, 1,024 and 1,025 of them are seen, and one block is there for whoever sees none.
+    entries = (1 + 1 + 2 + 1) * 1024 * 2
+    scalars = 2 * 4 * 4
+    assert call.read == 2 * head_dim * (4 * heads + entries + 4 * 2 * exact.reach) + scalars
+    assert call.written == 2 * head_dim * 4 * heads

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 from pallas_kernels import request
 from pallas_kernels.joint_attention import joint_attention, tpu
 from pallas_kernels.joint_attention.layout import Layout
+from pallas_kernels.traffic import traffic
 from phase_jax.geometry import ExactBranch, Windows
 from tests.kernels.attention_loop import Geometry, attention
 
@@ -235,3 +236,28 @@ def test_runs_under_jit_scan_remat_vmap_and_shard_map():
 
     ours, theirs = jax.jit(lambda: (gradients("tpu"), gradients("dense")))()
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, theirs)
+
+
+@pytest.mark.parametrize("case", ["8/4 half-empty", "5/3 none", "full"])
+def test_the_bytes_moved_are_those_of_the_blocks_visited(case):
+    exact, length, heads, kv_heads, head_dim = branch_of(CASES[case][0]), 3_000, 4, 2, 128
+    layout = tpu.layout_of(exact, length)
+    q = jax.ShapeDtypeStruct((1, length, heads, head_dim), jnp.bfloat16)
+    k = jax.ShapeDtypeStruct((1, length, kv_heads, head_dim), jnp.bfloat16)
+    count = exact.windows.count(length) if exact.windows else 0
+    entry = [jax.ShapeDtypeStruct((1, count, kv_heads, head_dim), jnp.bfloat16)] if count else []
+    with request("pallas", "tpu"):
+        (call,) = traffic(lambda q, k, *e: joint_attention(q, (*e, *e) or None, (k, k), exact), q, k, *entry)
+    fetched, before = 0, None
+    for head in range(heads):
+        for row in layout.visited():
+            for column in np.flatnonzero(row):
+                here = head // (heads // kv_heads), column
+                fetched += here != before
+                before = here
+    item = 2 * head_dim
+    least = item * (heads * layout.queries + 2 * fetched * layout.columns)
+    positions = 4 * 128 * heads * layout.queries  # those of queries, as the kernel wants them
+    working = 4 * layout.rows * (2 * 128 + head_dim)  # once: it declares its working memory as outputs
+    assert call.written == item * heads * layout.queries + working
+    assert least <= call.read <= least + positions + 10_000
