@@ -73,3 +73,18 @@ def test_a_request_is_part_of_what_jit_keeps():
 def test_an_unknown_request_is_an_error(asked):
     with pytest.raises(ValueError, match="choose"):
         request(**asked)
+
+
+def test_a_request_may_mean_some_kernels():
+    with request("pallas", "tpu", kernels=("kernel",)):
+        assert chosen() == Form("tpu")
+    with request("pallas", "tpu", kernels=("another",)):
+        assert chosen() == Form("xla")
+
+
+def test_on_a_mesh_pallas_has_to_be_asked_for(table):
+    with dispatch.mesh_axes(("data",), ("tensor",)):
+        with request(platform="tpu"):
+            assert chosen() == Form("xla")
+        with request("pallas", "tpu"):
+            assert chosen() == Form("tpu")
