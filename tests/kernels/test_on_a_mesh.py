@@ -1,7 +1,4 @@
-"""On a mesh each device runs a kernel on its own part, and values and gradients are those of plain JAX on one device.
-
-That training does so too, with KV heads that the mesh divides, is in tests/training/test_sharding.py.
-"""
+"""On a mesh each device runs a kernel on its own part; values and gradients are those of plain JAX on one device."""
 
 import subprocess
 import sys
