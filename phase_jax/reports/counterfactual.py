@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import matplotlib
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from phase_jax.reports import wording
 from phase_jax.reports.figures import COLORS, PANEL_WIDTH, STYLE
@@ -89,7 +89,8 @@ def causes_figure(report: Mapping) -> Figure:
         axes.axvline(report["conditions"]["clean"]["gap"], color=COLORS["ink"], linewidth=0.8, linestyle=(0, (5, 3)))
         axes.set_yticks(range(len(CAUSES) + 1), [*CAUSES.values(), "what remains"])
         axes.set_ylim(len(CAUSES) + 0.5, -0.5)
-        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.xaxis.set_major_locator(MaxNLocator(6))
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.set_xlabel("gap explained (dashed: the gap as it is)")
         figure.legend(loc="outside upper right", ncols=2, frameon=False)
     return figure

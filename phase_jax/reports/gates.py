@@ -92,6 +92,8 @@ def concentration_figure(report: Mapping) -> Figure:
         axes.set_aspect("equal")
         axes.set_xlim(1 - 0.03 * width, 1.03 * width)
         axes.set_ylim(1 - 0.03 * width, 1.03 * width)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True))  # "1.0" is the name of a head
         axes.set_xlabel("static: effective offsets of the mean gate")
         axes.set_ylabel("per window: mean effective offsets")
     return figure
@@ -210,7 +212,7 @@ def cycling_figure(report: Mapping) -> Figure:
         for axes in grid[-1]:
             axes.set_xlabel("phase of the target key")
         grid[0, 0].set_ylim(bottom=-0.02)  # the axes are shared
-        grid[0, 0].yaxis.set_major_locator(MaxNLocator(4))
+        grid[0, 0].yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
         grid[0, 0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         figure.supylabel("accuracy", fontsize=9)
         figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=3, frameon=False)
