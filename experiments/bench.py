@@ -13,6 +13,7 @@ BENCHES = {
     "training": "training steps of compressed attention beside full attention's",
     "longcontext": "time and memory of one forward pass against its length",
     "knockout": "all knockouts of a model from one prefill, and by a pass each",
+    "transfer": "training steps saved by beginning with a full-attention model",
     "peers": "the same work and weights here and in transformers on torch",
 }
 

@@ -21,6 +21,7 @@ VERBS = {
     "gates": "measure where a trained model's gates look",
     "cycle": "move the gates and see whether the curve follows",
     "flip": "look for a period in how a code prompt is completed",
+    "export": "write a full-attention run as a Qwen3 folder",
     "sweep": "train and measure many models and seeds: one table",
     "configs": "list the model family",
     "prompts": "write prompts with known positions for any tokenizer",
@@ -32,7 +33,7 @@ VERBS = {
 }
 
 # These compute nothing that an accelerator would help with, and must not wait for one.
-ON_CPU = {"fit", "configs", "corpus", "prompts", "report", "check", "calibrate"}
+ON_CPU = {"fit", "export", "configs", "corpus", "prompts", "report", "check", "calibrate"}
 
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")

@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from rich import box
@@ -19,9 +20,35 @@ from phase_jax.data.recall import RecallConfig
 from phase_jax.data.tokenizers import load_tokenizer
 from phase_jax.data.vocabulary import Vocabulary
 from phase_jax.errors import UserError
+from phase_jax.model import ModelConfig, qwen3
 from phase_jax.run import RunConfig, RunFolder, read_json, write_json
 
 SEED = 0  # of the prompts: every model meets the same logical samples, so that models can be compared in pairs
+
+
+class Subject(NamedTuple):
+    """A model that is measured, and what is known of its training."""
+
+    id: str
+    model: ModelConfig
+    params: Callable[[], dict]
+    tokenizer: str | None = None
+    validation_loss: float | None = None
+
+
+def subject_of(folder: RunFolder) -> Subject:
+    """The model of a trained run, or of a Qwen3 folder. Raises UserError where the folder is neither."""
+    if qwen3.is_checkpoint(folder.path):
+        return Subject(folder.path.resolve().name, qwen3.read_config(folder.path), lambda: qwen3.read(folder.path)[1])
+    config = trained(folder)
+
+    def params():
+        from phase_jax.training.loop import load_params
+
+        return load_params(config, folder)
+
+    loss = read_json(folder.training)["validation_loss"]
+    return Subject(config.id, config.model, params, getattr(config.data, "tokenizer", None), loss)
 
 
 def evaluate_run(folder: RunFolder, protocol: str, logical: int, seed: int = SEED) -> tuple[dict, bool]:
@@ -34,7 +61,7 @@ def evaluate_run(folder: RunFolder, protocol: str, logical: int, seed: int = SEE
 
     def measured(journal: Path) -> tuple[dict, dict]:
         prompts = run_prompts(config, **made_of)
-        report, scores = swept(folder, config, prompts, config.data.vocabulary, protocol, journal)
+        report, scores = swept(subject_of(folder), prompts, config.data.vocabulary, protocol, journal)
         report |= {"accuracy_of_names": scores["correct_of_names"].mean(axis=0).tolist(), "prompt_seed": seed}
         return report, scores
 
@@ -45,21 +72,22 @@ def evaluate_prompts(folder: RunFolder, file: Path, generate: int | None = None)
     """`evaluate_run` on the prompts of a file, as phase-jax prompts writes it; stored as evaluations/prompts-<file>.
 
     With `generate`, right is a greedily generated answer of so many tokens that, stripped of white space, starts with
-    the gold value (SPEC §5); stored as …-generated. Raises UserError for a file that is none, of other token ids than
-    the run's, of residues that its stride does not divide, or with records that the exact branch reaches.
+    the gold value (SPEC §5); stored as …-generated. The folder may be Qwen3's too. Raises UserError for a file that is
+    none, of other token ids than the model's, of residues that its stride does not divide, or with records that the
+    exact branch reaches.
     """
     if generate is not None and generate < 1:
         raise UserError(f"--generate {generate}: at least one token is needed")
-    config = trained(folder)
+    subject = subject_of(folder)
     prompts, manifest = read_prompts(file)
-    residues, stride = manifest["residues"], config.model.stride or 1
+    residues, stride = manifest["residues"], subject.model.stride or 1
     if residues < 2 or residues % stride:
         raise UserError(
             f"{file} has {residues} residues: {folder.path} needs 2 or more, a multiple of its stride {stride}"
         )
-    check_ids(folder, config, file, prompts, manifest)
+    check_ids(folder, subject, file, prompts, manifest)
     behind = manifest["tokens"] - int(prompts.record_position.max()) - manifest["record_length"]
-    reach = config.model.exact_branch.reach
+    reach = subject.model.exact_branch.reach
     if reach is not None and behind <= reach:
         raise UserError(
             f"{file} has a record {behind} tokens before the end, within the {reach} that the exact branch of"
@@ -73,31 +101,30 @@ def evaluate_prompts(folder: RunFolder, file: Path, generate: int | None = None)
 
     def measured(journal: Path) -> tuple[dict, dict]:
         protocol = f"{manifest['task']} {manifest['protocol']}{suffix.replace('-', ' ')}"
-        report, scores = swept(folder, config, prompts, None, protocol, journal, generate, text)
+        report, scores = swept(subject, prompts, None, protocol, journal, generate, text)
         report |= {"prompts": str(file), **made_of, "prompt_seed": manifest["seed"]}
         return report, scores
 
     return once(folder.evaluation("prompts-" + file.stem.replace(".", "-") + suffix), made_of, measured)
 
 
-def check_ids(folder: RunFolder, config: RunConfig, file: Path, prompts: PhasePrompts, manifest: dict) -> None:
-    """Raises UserError where a file's prompts are not of the token ids that a run was trained on."""
-    tokenizer = getattr(config.data, "tokenizer", None)
+def check_ids(folder: RunFolder, subject: Subject, file: Path, prompts: PhasePrompts, manifest: dict) -> None:
+    """Raises UserError where a file's prompts are not of the token ids that a model was trained on."""
+    tokenizer = subject.tokenizer
     if tokenizer is not None and load_tokenizer(tokenizer).hash != manifest["tokenizer"]["sha256"]:
         raise UserError(
             f"{file} is of tokenizer '{manifest['tokenizer']['name']}', {folder.path} was trained on '{tokenizer}'"
         )
     highest = max(int(prompts.tokens.max()), int(prompts.answer.max()))
-    if highest >= config.model.vocabulary:
+    if highest >= subject.model.vocabulary:
         raise UserError(
-            f"{file} has token ids up to {highest}, the model of {folder.path} knows {config.model.vocabulary}:"
+            f"{file} has token ids up to {highest}, the model of {folder.path} knows {subject.model.vocabulary}:"
             " it was trained on another vocabulary"
         )
 
 
 def swept(
-    folder: RunFolder,
-    config: RunConfig,
+    subject: Subject,
     prompts: PhasePrompts,
     vocabulary: Vocabulary | None,
     protocol: str,
@@ -105,15 +132,14 @@ def swept(
     generate: int | None = None,
     text: Callable[[Sequence[int]], str] | None = None,
 ) -> tuple[dict, dict]:
-    """(report, scores) of a run's model on phase prompts; `text` reads what it is to `generate`."""
+    """(report, scores) of a model on phase prompts; `text` reads what it is to `generate`."""
     from phase_jax.evaluation.decode import is_right
     from phase_jax.evaluation.sweep import sweep
     from phase_jax.model import Transformer
     from phase_jax.statistics import phase_report
-    from phase_jax.training.loop import load_params
 
-    model, params = Transformer(config.model), load_params(config, folder)
-    scores = sweep(model, params, prompts, vocabulary, f"{config.id} {protocol}", journal, generate)
+    config, label = subject.model, f"{subject.id} {protocol}"
+    scores = sweep(Transformer(config), subject.params(), prompts, vocabulary, label, journal, generate)
     if generate is not None:
         gold = map(text, prompts.answer[:, None])
         scores["correct"] = np.array(
@@ -121,15 +147,15 @@ def swept(
         )
     report = phase_report(
         scores["correct"],
-        config.model.stride,
+        config.stride,
         nll=scores["nll"],
         gold_probability=scores["gold_probability"],
         target_position=scores["target_position"],
-        model=config.id,
-        width=config.model.window,
-        kv_heads=config.model.kv_heads,
+        model=subject.id,
+        width=config.window,
+        kv_heads=config.kv_heads,
         protocol=protocol,
-        validation_loss=read_json(folder.training)["validation_loss"],
+        validation_loss=subject.validation_loss,
     ).to_dict()
     return {**report, "prompt_length": prompts.tokens.shape[-1], "checks": prompts.checks}, scores
 
@@ -241,7 +267,7 @@ def main(argv: Sequence[str]) -> int:
         "Sweep all phases of a trained model: every logical sample on each of 24 residues.",
         "phase-jax evaluate --workdir=runs/w4s4 --protocol=insequence --logical=1000",
     )
-    arguments.add_argument("--workdir", type=Path, required=True, help="the run's folder")
+    arguments.add_argument("--workdir", type=Path, required=True, help="the run's folder, or (with --prompts) Qwen3's")
     arguments.add_argument("--protocol", choices=PROTOCOLS, default="prefix", help="how the target is moved")
     instead = arguments.add_mutually_exclusive_group()
     instead.add_argument(

@@ -18,12 +18,32 @@ from phase_jax.data.prompts import PROTOCOLS
 from phase_jax.errors import UserError
 from phase_jax.run import RunConfig, RunFolder, read_json, write_json
 
+CONFIG = "configs/lab.py"
 STEPS = 9  # of each kind, timed by --vmap-seeds
 
 
 def run_folder(workdir: Path, config: RunConfig) -> RunFolder:
     """Where a run of a sweep lies."""
     return RunFolder(workdir / config.id / f"seed{config.seed}")
+
+
+def runs_by_id(
+    changes: Sequence[str], ids: Sequence[str], seeds: Sequence[int] | None
+) -> list[list[tuple[RunConfig, list[str]]]]:
+    """For each id the runs of all seeds (by default its own alone), each with the arguments of phase-jax train.
+
+    `changes` may name another `--config=FILE.py` than CONFIG. Raises UserError for a seed that is named twice, and as
+    `run_config` does.
+    """
+    if seeds and len(set(seeds)) < len(seeds):
+        raise UserError(f"--seeds {' '.join(map(str, seeds))}: name each once")
+    path = next((a.removeprefix("--config=") for a in changes if a.startswith("--config=")), CONFIG)
+    more = [argument for argument in changes if not argument.startswith("--config=")]
+    groups = [
+        [[f"--config={path}:{variant}", *more, *([] if s is None else [f"--config.seed={s}"])] for s in seeds or [None]]
+        for variant in ids
+    ]
+    return [[(run_config(arguments), arguments) for arguments in group] for group in groups]
 
 
 def reports_of(workdir: Path) -> list[dict]:
@@ -124,27 +144,16 @@ def main(argv: Sequence[str]) -> int:
     )
     arguments.add_argument("--ids", nargs="+", required=True, metavar="ID", help="ids of phase-jax configs")
     arguments.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="(default: each id's own)")
-    arguments.add_argument("--config", metavar="FILE.py", default="configs/lab.py", help="(default configs/lab.py)")
+    arguments.add_argument("--config", metavar="FILE.py", help=f"(default {CONFIG})")
     arguments.add_argument("--logical", type=int, default=1000, metavar="N", help="logical samples (default 1000)")
     arguments.add_argument("--protocols", nargs="+", choices=PROTOCOLS, default=["prefix", "insequence"])
     arguments.add_argument("--vmap-seeds", action="store_true", help="train the seeds of an id together, in one call")
     arguments.add_argument("--print-launch", action="store_true", help="only print the commands for a TPU pod")
     arguments.add_argument("--workdir", type=Path, default=Path("runs/sweep"))
     options = arguments.parse_args(rest)
-    path = next((a.removeprefix("--config=") for a in ours if a.startswith("--config=")), options.config)
-    changes = [argument for argument in ours if not argument.startswith("--config=")]
-    if options.seeds and len(set(options.seeds)) < len(options.seeds):
-        raise UserError(f"--seeds {' '.join(map(str, options.seeds))}: name each once")
     if options.logical < 1:
         raise UserError(f"--logical {options.logical}: at least one logical sample is needed")
-    arguments_of = {
-        variant: [
-            [f"--config={path}:{variant}", *changes, *([] if seed is None else [f"--config.seed={seed}"])]
-            for seed in options.seeds or [None]
-        ]
-        for variant in options.ids
-    }
-    groups = [[(run_config(arguments), arguments) for arguments in each] for each in arguments_of.values()]
+    groups = runs_by_id(ours, options.ids, options.seeds)
     if options.print_launch:
         print(*(launch_line(*run, options.workdir) for group in groups for run in group), sep="\n")
         return 0

@@ -178,7 +178,10 @@ class RunFolder:
         """The configuration of the run. Raises UserError where there is no run."""
         if not self.config.exists():
             raise UserError(f"{self.path} holds no run (no {self.config.name}): train one with phase-jax train")
-        return RunConfig.from_dict(read_json(self.config))
+        try:
+            return RunConfig.from_dict(read_json(self.config))
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{self.config} is no run's configuration ({error}): choose the folder of a run") from None
 
 
 def read_json(path: Path) -> Any:

@@ -20,7 +20,7 @@ from phase_jax.errors import UserError
 from phase_jax.model.config import ModelConfig
 
 _DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
-_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+_CONFIG, _INDEX, _SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
 
 
 class _Leaf(NamedTuple):
@@ -77,14 +77,19 @@ def _leaves(cfg: ModelConfig) -> list[_Leaf]:
     return leaves if cfg.tied_embeddings else [*leaves, same(("unembedding",), "lm_head.weight", cfg.vocabulary, d)]
 
 
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder is a Hugging Face checkpoint, of whatever model, and no run's."""
+    return (folder / _CONFIG).is_file() and "model_type" in _read_json(folder / _CONFIG)
+
+
 def read_config(folder: Path) -> ModelConfig:
     """The model that a checkpoint's config.json describes, with activations in f32.
 
     Raises UserError where it is missing, no Qwen3's, or asks for something that these models do not have.
     """
-    values = _read_json(folder / "config.json")
+    values = _read_json(folder / _CONFIG)
     if values.get("model_type") != "qwen3":
-        raise UserError(f"{folder / 'config.json'}: model_type is {values.get('model_type')!r}, not 'qwen3'")
+        raise UserError(f"{folder / _CONFIG}: model_type is {values.get('model_type')!r}, not 'qwen3'")
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
     for name, given, wanted in (
         ("hidden_act", values.get("hidden_act", "silu"), "silu"),
@@ -93,7 +98,7 @@ def read_config(folder: Path) -> ModelConfig:
         ("the type of RoPE", rope.get("rope_type", rope.get("type", "default")), "default"),
     ):
         if given != wanted:
-            raise UserError(f"{folder / 'config.json'}: {name} is {given!r}, and only {wanted!r} can be read")
+            raise UserError(f"{folder / _CONFIG}: {name} is {given!r}, and only {wanted!r} can be read")
     try:
         return ModelConfig(
             layers=values["num_hidden_layers"],
@@ -108,9 +113,9 @@ def read_config(folder: Path) -> ModelConfig:
             tied_embeddings=values.get("tie_word_embeddings", False),
         )
     except KeyError as error:
-        raise UserError(f"{folder / 'config.json'} has no {error}: it is no whole Qwen3 configuration") from None
+        raise UserError(f"{folder / _CONFIG} has no {error}: it is no whole Qwen3 configuration") from None
     except ValueError as error:
-        raise UserError(f"{folder / 'config.json'}: {error}") from None
+        raise UserError(f"{folder / _CONFIG}: {error}") from None
 
 
 def read(folder: Path) -> tuple[ModelConfig, dict]:
@@ -132,29 +137,36 @@ def read(folder: Path) -> tuple[ModelConfig, dict]:
     return cfg, params
 
 
+def check_writable(folder: Path, cfg: ModelConfig) -> None:
+    """Raises UserError for a model that Qwen3 has no place for, or a folder that holds something."""
+    if cfg.windows is not None:
+        raise UserError(
+            f"a model with compressed attention (W{cfg.window}/S{cfg.stride}) is no Qwen3: only full attention, such"
+            " as a run of full_attn_1kv, can be written"
+        )
+    differs = {"qk_norm": True, "tied_kv": False, "rotated": cfg.head_dim}
+    if wrong := [name for name, value in differs.items() if getattr(cfg, name) != value]:
+        raise UserError(f"a model with {wrong[0]} {getattr(cfg, wrong[0])} is no Qwen3's and cannot be written as one")
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise UserError(f"{folder} exists: choose another folder or remove that one")
+
+
 def write(folder: Path, cfg: ModelConfig, params: dict, dtype: str = "bfloat16", shard_bytes: int = 5 << 30) -> None:
     """Writes a full-attention model as a Hugging Face folder, in files of at most `shard_bytes` (or one tensor).
 
-    The folder appears whole or not at all. Raises UserError for a model that Qwen3 has no place for, an unknown dtype
-    or a folder that exists.
+    The folder appears whole or not at all. A logit scale, which Qwen3 has none of, goes into the last norm. Raises
+    UserError as `check_writable` does, or for an unknown dtype.
     """
-    if cfg.windows is not None:
-        raise UserError("a model with compressed attention is no Qwen3: only full attention can be written")
-    differs = {"qk_norm": True, "tied_kv": False, "rotated": cfg.head_dim, "logit_scale": 1.0}
-    if wrong := [name for name, value in differs.items() if getattr(cfg, name) != value]:
-        raise UserError(f"a model with {wrong[0]} {getattr(cfg, wrong[0])} is no Qwen3's and cannot be written as one")
+    check_writable(folder, cfg)
     if dtype not in _DTYPES:
         raise UserError(f"dtype '{dtype}': choose {', '.join(_DTYPES)}")
-    if folder.exists():
-        raise UserError(f"{folder} exists: choose another folder or remove that one")
-    unfinished = folder.with_name(folder.name + ".partial")
+    params = {**params, "final_norm": cfg.logit_scale * params["final_norm"]}
+    unfinished = folder.absolute().with_name(folder.absolute().name + ".partial")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     try:
+        _write_json(unfinished / _CONFIG, _their_config(cfg, dtype))
         _write_files(unfinished, _theirs(cfg, params, _DTYPES[dtype]), shard_bytes)
-        (unfinished / "config.json").write_text(
-            json.dumps(_their_config(cfg, dtype), indent=2) + "\n", encoding="utf-8"
-        )
         unfinished.replace(folder)
     except BaseException:
         shutil.rmtree(unfinished)
@@ -200,7 +212,9 @@ def _write_files(folder: Path, tensors: Iterator[tuple[str, np.ndarray]], shard_
 
     def flush():
         shards.append(list(held))
-        save_file(held, folder / f"shard-{len(shards)}", metadata={"format": "pt"})
+        file = folder / f"shard-{len(shards)}"
+        save_file(held, file, metadata={"format": "pt"})
+        shutil.copymode(folder / _CONFIG, file)  # it is made for its owner alone
         held.clear()
 
     for name, tensor in tensors:

@@ -174,7 +174,7 @@ def given_params(folder: Path, wanted: ModelConfig) -> dict:
     run = RunFolder(folder)
     if not run.config.is_file():
         raise UserError(f"--init-from {folder}: it holds no config.json, so it is no run's folder and no Qwen3's")
-    if "model_type" in read_json(run.config):
+    if qwen3.is_checkpoint(folder):
         source, params = qwen3.read(folder)
     else:
         config = run.read_config()

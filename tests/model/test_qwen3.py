@@ -34,7 +34,7 @@ def theirs(cfg, params, folder):
     """transformers' model, read by transformers from the folder we write."""
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
-    qwen3.write(folder, cfg, params, "float32")
+    qwen3.write(folder, cfg, params, "float32", shard_bytes=9000)
     model, told = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
@@ -72,6 +72,18 @@ def test_logits_and_gradients_equal_transformers(kv_heads, tied, tmp_path):
 
 
 @pytest.mark.parametrize("tied", [True, False])
+def test_what_transformers_writes_is_read(tied, tmp_path):
+    cfg, params = make(tied_embeddings=tied)
+    torch, peer = theirs(cfg, params, tmp_path / "qwen3")
+    for dtype, shard_size in (("float32", "9KB"), ("bfloat16", "1GB")):
+        peer.to(getattr(torch, dtype)).save_pretrained(tmp_path / dtype, max_shard_size=shard_size)
+        assert (len(list((tmp_path / dtype).glob("*.safetensors"))) > 1) == (dtype == "float32")
+        rounded = jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)).astype(np.float32), params)  # noqa: B023
+        assert_equal_trees(rounded, qwen3.read(tmp_path / dtype)[1])
+        assert qwen3.read_config(tmp_path / dtype) == cfg
+
+
+@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("shard_bytes", [1 << 30, 9000])
 def test_f32_folders_come_back_bit_for_bit_however_they_are_split(tied, shard_bytes, tmp_path):
     cfg, params = make(tied_embeddings=tied)
@@ -86,7 +98,7 @@ def test_f32_folders_come_back_bit_for_bit_however_they_are_split(tied, shard_by
 def test_bf16_folders_hold_rounded_numbers(tmp_path):
     cfg, params = make()
     qwen3.write(tmp_path / "qwen3", cfg, params)
-    rounded = jax.tree.map(lambda x: np.asarray(jnp.asarray(x).astype(jnp.bfloat16).astype(jnp.float32)), params)
+    rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(np.float32), params)
     assert_equal_trees(rounded, qwen3.read(tmp_path / "qwen3")[1])
 
 
@@ -145,7 +157,10 @@ def test_what_is_no_qwen3_is_one_clear_line(tmp_path):
     refused("cannot be read as safetensors")
     (folder / "model.safetensors").unlink()
     refused("holds no checkpoint")
-    refused("compressed attention", lambda: qwen3.write(tmp_path / "new", tiny_config("kvc_w8s8_1kv_baseline"), {}))
+    refused(
+        "compressed attention \\(W8/S8\\)",
+        lambda: qwen3.write(tmp_path / "new", tiny_config("kvc_w8s8_1kv_baseline"), {}),
+    )
     refused("rotated 4", lambda: qwen3.write(tmp_path / "new", dataclasses.replace(cfg, rope_dims=4), params))
     assert not (tmp_path / "new").exists()
 
