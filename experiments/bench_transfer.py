@@ -11,10 +11,17 @@ from rich.table import Table
 
 from experiments.options import parser, split_config
 from experiments.sweep import run_folder, runs_by_id
-from phase_jax.run import RunFolder, write_json
+from phase_jax.model.transfer import check_transfer
+from phase_jax.run import RunConfig, RunFolder, write_json
 
 MODELS = ("kvc_w4s4_1kv", "kvc_w8s8_1kv_baseline")
 BATCHES = 8  # held out, the same at every look
+
+
+def twin(config: RunConfig, init_from: str | None, every: int) -> RunConfig:
+    """A run that begins with the parameters in `init_from` and is held against held-out data every so many steps."""
+    train = dataclasses.replace(config.train, validate_every=every, validation_batches=BATCHES, init_from=init_from)
+    return dataclasses.replace(config, train=train)
 
 
 def validated(folder: RunFolder, result: dict) -> dict[int, float]:
@@ -64,28 +71,26 @@ def main(argv: Sequence[str]) -> int:
     arguments.add_argument("--every", type=int, default=20, metavar="STEPS", help="between validations (default 20)")
     arguments.add_argument("--workdir", type=Path, default=Path("runs/transfer"))
     options = arguments.parse_args(rest)
-    sources, *groups = (
-        [config for config, _ in group] for group in runs_by_id(ours, [options.source, *options.ids], options.seeds)
-    )
+    groups = runs_by_id(ours, [options.source, *options.ids], options.seeds)
+    pairs = []
+    for (source, _), *others in zip(*groups, strict=True):
+        for config, _ in others:
+            check_transfer(source.model, config.model)
+            starts = (None, str(run_folder(options.workdir, source).path))
+            pairs.append((source, [twin(config, start, options.every) for start in starts]))
 
     from experiments.runtime import prepare
     from phase_jax.training.loop import train
 
     prepare()
     rows = []
-    for i, source in enumerate(sources):
-        origin = run_folder(options.workdir, source)
-        train(source, origin)
-        for config in (group[i] for group in groups):
-            curves = []
-            for name, init_from in (("scratch", None), ("from-full", str(origin.path))):
-                changed = dataclasses.replace(
-                    config.train, validate_every=options.every, validation_batches=BATCHES, init_from=init_from
-                )
-                run = dataclasses.replace(config, train=changed)
-                folder = run_folder(options.workdir / name, run)
-                curves.append(validated(folder, train(run, folder)))
-            rows.append({"model": config.id, "seed": config.seed, **compare(*curves)})
+    for source, twins in pairs:
+        train(source, run_folder(options.workdir, source))
+        curves = []
+        for name, config in zip(("scratch", "from-full"), twins, strict=True):
+            folder = run_folder(options.workdir / name, config)
+            curves.append(validated(folder, train(config, folder)))
+        rows.append({"model": config.id, "seed": config.seed, **compare(*curves)})
     write_json(options.workdir / "transfer.json", {"validate_every": options.every, "rows": rows})
     Console(width=140).print(table(rows, options.every))
     print(options.workdir / "transfer.json")

@@ -13,13 +13,8 @@ _FREE = {
 }
 
 
-def compressed_from_full(params: dict, source: ModelConfig, wanted: ModelConfig) -> dict:
-    """Parameters of `wanted` made of a full-attention model's: numpy trees in, numpy tree out.
-
-    Payload maps C are W_k and W_v at every offset and gates are neutral (Z and b zero), so that an entry begins as the
-    mean of its tokens' keys or values; post-norm scales are 1. A full-attention `wanted` gets the parameters as they
-    are. Raises UserError where `source` is compressed, or the two differ in more than their memory.
-    """
+def check_transfer(source: ModelConfig, wanted: ModelConfig) -> None:
+    """Raises UserError where `source` is compressed, or the two models differ in more than their memory."""
     if source.windows is not None:
         raise UserError("--init-from needs a full-attention model: the one named is compressed itself")
     differs = [
@@ -29,6 +24,16 @@ def compressed_from_full(params: dict, source: ModelConfig, wanted: ModelConfig)
     ]
     if differs:
         raise UserError(f"--init-from: the model named differs in more than its memory ({'; '.join(differs)})")
+
+
+def compressed_from_full(params: dict, source: ModelConfig, wanted: ModelConfig) -> dict:
+    """Parameters of `wanted` made of a full-attention model's: numpy trees in, numpy tree out.
+
+    Payload maps C are W_k and W_v at every offset and gates are neutral (Z and b zero), so that an entry begins as the
+    mean of its tokens' keys or values; post-norm scales are 1. A full-attention `wanted` gets the parameters as they
+    are. Raises UserError as `check_transfer` does.
+    """
+    check_transfer(source, wanted)
     if wanted.windows is None:
         return params
     attention = dict(params["layers"]["attention"])
