@@ -89,7 +89,7 @@ def test_causes_are_measured_once_and_shown(run_of, capsys, monkeypatch):
     ("variant", "command", "message"),
     [
         ("kvc_w4s4_1kv", ["knockout", "--sets", "0.0+1.0"], "no head 1.0"),
-        ("kvc_w4s4_1kv", ["knockout", "--band", "80"], "--band 80: choose from 1 to 79"),
+        ("kvc_w4s4_1kv", ["knockout", "--band", "87"], "--band 87: choose from 1 to 86"),
         ("kvc_w4s4_1kv", ["knockout", "--calibration-seed", "0"], "is the seed of the evaluation"),
         ("kvc_w4s4_1kv", ["knockout", "--calibration", "0"], "--calibration 0"),
         ("full_attn_1kv", ["knockout", "--means", "phase"], "no phases"),

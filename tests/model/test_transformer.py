@@ -1,6 +1,7 @@
 """The model against a float64 loop, causality by gradient, and the family's sizes."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -64,12 +65,13 @@ def test_last_only_and_vmap_change_nothing(variant):
     config = tiny_config(variant)
     model, params = Transformer(config), {"params": draw_params(config)}
     tokens = jax.random.randint(jax.random.key(0), (3, 4, 21), 0, config.vocabulary)
-    together = jax.vmap(lambda t: model.apply(params, t, last_only=True))(tokens)
+    last = partial(model.apply, params, last_only=True)
+    together, apply, alone = jax.jit(jax.vmap(last))(tokens), jax.jit(model.apply), jax.jit(last)
     for i in range(3):
-        whole = model.apply(params, tokens[i])
+        whole = apply(params, tokens[i])
         assert whole.shape == (4, 21, config.vocabulary) and whole.dtype == jnp.float32
         np.testing.assert_allclose(together[i], whole[:, -1], rtol=1e-5, atol=1e-5)
-        one_by_one = jnp.concatenate([model.apply(params, row[None], last_only=True) for row in tokens[i]])
+        one_by_one = jnp.concatenate([alone(row[None]) for row in tokens[i]])
         np.testing.assert_allclose(together[i], one_by_one, rtol=1e-5, atol=1e-5)
 
 
