@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from phase_jax.reports.curves import Band
 from phase_jax.reports.figures import COLORS, PANEL_WIDTH, STYLE, draw_band
@@ -44,6 +44,7 @@ def flip_figure(report: Mapping) -> Figure:
             top.set_title(f"{family['filler']}, period {family['period'] or 'none'}")
             bottom.set_xlim(lengths[0] - 0.7, lengths[-1] + 0.7)
             bottom.set_xlabel("filler tokens")
+            bottom.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         shared = grid[0, 0]  # its scale is all columns'
         shared.set_ylabel("probability")
         if small:
