@@ -280,7 +280,7 @@ def test_a_small_model_compiles_for_four_chips_and_an_unknown_topology_is_refuse
 
     sizes = {"layers": 5, "width": 128, "mlp_width": 256, "vocabulary": 512, "query_heads": 4, "head_dim": 32}
     flags = [f"--config.model.{name}={value}" for name, value in sizes.items()]
-    flags += ["--config.train.batch=8", "--config.data.length=512", "--config.model.attention_block=128"]
+    flags += ["--config.train.batch=8", "--config.data.length=2048", "--config.model.attention_block=128"]
     run = ["--config=configs/paper.py:kvc_w8s8_1kv_baseline", *flags]
     done = command(*run, "--topology", "v5e:2x2", "--json", str(tmp_path / "fit.json"))
     assert done.returncode == 0, done.stderr
