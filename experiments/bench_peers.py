@@ -62,13 +62,16 @@ SIZES = {
 def forward_flops(size: Size) -> float:
     """Multiplications and additions in matrix products of one sweep call: [B, T] to the last position's logits.
 
-    Of the scores the causal half counts, which is what the result needs.
+    What the result needs counts: of the scores the causal half, and of the last layer keys and values of all positions
+    and the rest at the last alone.
     """
-    cfg = size.model
+    cfg, length = size.model, size.length
     heads = cfg.query_heads * cfg.head_dim
-    layer = 2 * cfg.width * (2 * heads + 2 * cfg.kv_heads * cfg.head_dim + 3 * cfg.mlp_width)
-    scores = 2 * heads * (size.length + 1)
-    return size.batch * (size.length * cfg.layers * (layer + scores) + 2 * cfg.width * cfg.vocabulary)
+    keys_and_values = 4 * cfg.width * cfg.kv_heads * cfg.head_dim
+    rest = 2 * cfg.width * (2 * heads + 3 * cfg.mlp_width)
+    below = length * (keys_and_values + rest + 2 * heads * (length + 1))
+    last = length * (keys_and_values + 4 * heads) + rest
+    return size.batch * ((cfg.layers - 1) * below + last + 2 * cfg.width * cfg.vocabulary)
 
 
 def _tokens(size: Size) -> np.ndarray:

@@ -1,5 +1,6 @@
 """The Qwen3 backbone with exact or chunk-compressed attention, as thin Linen shells that name the parameters."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -98,10 +99,11 @@ class Attention(nn.Module):
     """Attention: normed hidden states [B, T, D] -> [B, T, D].
 
     Without a cache the tokens are the whole sequence; with one they begin at position `start`, after what the cache
-    holds, and the cache that holds them too is returned.
+    holds, and the cache that holds them too is returned. With `last_only` the last token alone asks: [B, 1, D].
     """
 
     cfg: ModelConfig
+    last_only: bool = False
 
     @nn.compact
     def __call__(
@@ -116,7 +118,7 @@ class Attention(nn.Module):
         windows, exact, block = cfg.windows, cfg.exact_branch, cfg.attention_block
         q_norm, k_norm = (self.param(n, _ones, (cfg.head_dim,)) if cfg.qk_norm else None for n in ("q_norm", "k_norm"))
 
-        def project(name, heads):
+        def project(name, heads, hidden=hidden):
             weight = self.param(name, _matrix(cfg, cfg.width), (cfg.width, heads, cfg.head_dim))
             return jnp.einsum("btd,dnh->btnh", hidden, weight.astype(hidden.dtype))
 
@@ -131,7 +133,9 @@ class Attention(nn.Module):
             entry_v = CompressorBranch(cfg, name="compress_value")(hidden, windows, present, change.value_gates)
             return entry_k, entry_v
 
-        q = positioned(project("query", cfg.query_heads), q_norm, turns.token)
+        asking = slice(-1, None) if self.last_only else slice(None)
+        q = project("query", cfg.query_heads, hidden[:, asking])
+        q = positioned(q, q_norm, [table[asking] for table in turns.token])
         k = positioned(project("key", cfg.kv_heads), k_norm, turns.token)
         v = k if cfg.tied_kv else project("value", cfg.kv_heads)
         if cache is not None:
@@ -145,12 +149,16 @@ class Attention(nn.Module):
         else:
             closed = entries(hidden, windows) if windows else None
             sow(self, "last_weights", lambda: last_weights(q, closed[0] if closed else None, k, exact))
-            mixed = joint_attention(q, closed, (k, v), exact, block=block)
-            if change.exact is not None:
-                mixed = mixed.at[:, -1].set(last_output(q, closed, (k, v), exact, change.exact))
+            if self.last_only:
+                mixed = last_output(q, closed, (k, v), exact, change.exact)[:, None]
+            else:
+                mixed = joint_attention(q, closed, (k, v), exact, block=block)
+                if change.exact is not None:
+                    mixed = mixed.at[:, -1].set(last_output(q, closed, (k, v), exact, change.exact))
         sow(self, "heads", lambda: mixed)
         if change.heads is not None:
-            mixed = jnp.where(change.heads.where[..., None], change.heads.value.astype(mixed.dtype), mixed)
+            where, value = (part[:, asking] for part in change.heads)
+            mixed = jnp.where(where[..., None], value.astype(mixed.dtype), mixed)
         out = self.param(
             "out",
             _matrix(cfg, cfg.query_heads * cfg.head_dim, residual=True),
@@ -174,9 +182,13 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """One pre-norm layer; shaped for nn.scan: (hidden, its cache) of what is in common and its own."""
+    """One pre-norm layer; shaped for nn.scan: (hidden, its cache) of what is in common and its own.
+
+    With `last_only` hidden states [B, 1, D] of the last position alone.
+    """
 
     cfg: ModelConfig
+    last_only: bool = False
 
     @nn.compact
     def __call__(
@@ -193,10 +205,25 @@ class Block(nn.Module):
             return rms_norm(hidden, self.param(name, _ones, (cfg.width,)), cfg.norm_eps)
 
         sow(self, "hidden", lambda: hidden)
-        mixed, cache = Attention(cfg, name="attention")(normed("attention_norm"), turns, start, cache, change)
-        hidden = hidden + mixed
+        attention = Attention(cfg, self.last_only, name="attention")
+        mixed, cache = attention(normed("attention_norm"), turns, start, cache, change)
+        hidden = (hidden[:, -1:] if self.last_only else hidden) + mixed
         hidden = hidden + Mlp(cfg, name="mlp")(normed("mlp_norm"))
         return _by_batch(hidden), cache
+
+
+def _layers(cfg: ModelConfig, **place) -> nn.Module:
+    """The layers of a model, one after the other, as one module with stacked parameters; `place` is linen's parent."""
+    return nn.scan(
+        nn.remat(Block, prevent_cse=False) if cfg.remat else Block,
+        # A loop saves its intermediate results in stacked arrays; where there are few layers, copying costs more
+        # than compiling each.
+        unroll=cfg.layers if cfg.layers <= 4 else 1,
+        variable_axes={"params": 0, "intermediates": 0},
+        split_rngs={"params": True},
+        in_axes=(nn.broadcast, nn.broadcast, 0, 0),
+        length=cfg.layers,
+    )(cfg, **place)
 
 
 class Transformer(nn.Module):
@@ -216,26 +243,33 @@ class Transformer(nn.Module):
         self.embedding = self.param("embedding", embedding_init, (cfg.vocabulary, cfg.width))
         if not cfg.tied_embeddings:
             self.unembedding = self.param("unembedding", embedding_init, (cfg.vocabulary, cfg.width))
-        layer = nn.remat(Block, prevent_cse=False) if cfg.remat else Block
-        self.layers = nn.scan(
-            layer,
-            # A loop saves its intermediate results in stacked arrays; where there are few layers, copying costs more
-            # than compiling each.
-            unroll=cfg.layers if cfg.layers <= 4 else 1,
-            variable_axes={"params": 0, "intermediates": 0},
-            split_rngs={"params": True},
-            in_axes=(nn.broadcast, nn.broadcast, 0, 0),
-            length=cfg.layers,
-        )(cfg)
+        self.layers = _layers(cfg)
         self.final_norm = self.param("final_norm", _ones, (cfg.width,))
 
     def __call__(self, tokens: Tokens, last_only: bool = False, change: Intervention = UNCHANGED) -> jax.Array:
+        whole = self.is_initializing() or self.is_mutable_collection("intermediates")
+        if last_only and not whole:
+            return self.logits(self._last_hidden(tokens, change))
         hidden = self.hidden_states(tokens, change)
         return self.logits(hidden[:, -1] if last_only else hidden)
 
     def hidden_states(self, tokens: Tokens, change: Intervention = UNCHANGED) -> Hidden:
         """What the last layer leaves, before the final norm: [B, T, D]."""
         return self.layers(self._embed(tokens), turns(self.cfg, tokens.shape[1]), None, None, change)[0]
+
+    def _last_hidden(self, tokens: Tokens, change: Intervention) -> jax.Array:
+        """`hidden_states` of the last position [B, D]; in the last layer no other position asks or goes on."""
+        cfg, tables = self.cfg, turns(self.cfg, tokens.shape[1])
+        hidden, own = self._embed(tokens), (self.layers.variables["params"], change)
+
+        def run(layers, hidden, own):
+            params, change = own
+            return layers.apply({"params": params}, hidden, tables, None, None, change)[0]
+
+        if cfg.layers > 1:
+            below = _layers(dataclasses.replace(cfg, layers=cfg.layers - 1), parent=None)
+            hidden = run(below, hidden, jax.tree.map(lambda leaf: leaf[:-1], own))
+        return run(Block(cfg, last_only=True, parent=None), hidden, jax.tree.map(lambda leaf: leaf[-1], own))[:, 0]
 
     def extend(self, tokens: Tokens, start: jax.Array, layers: LayerCache) -> tuple[Hidden, LayerCache]:
         """What the last layer leaves of tokens that follow `start` cached ones, [B, T, D], and the caches after them.
