@@ -102,6 +102,43 @@ def test_a_tpus_batched_product_in_a_loop():
         program_cost(TPU.replace("constant(28)", "parameter(1)"))
 
 
+# As XLA names collectives on TPUs: one that begins, goes on beside other work and ends; and a reduce-scatter.
+COLLECTIVES = """
+HloModule jit_g, is_scheduled=true
+
+%gather (p.1: f32[8,16]) -> f32[32,16] {
+  %p.1 = f32[8,16]{1,0} parameter(0)
+  ROOT %all-gather.1 = f32[32,16]{1,0} all-gather(%p.1), replica_groups=GROUPS, dimensions={0}
+}
+
+%async_collective_fusion.1 (p.2: f32[8,16]) -> f32[32,16] {
+  %p.2 = f32[8,16]{1,0} parameter(0)
+  ROOT %all-gather.2 = f32[32,16]{1,0} all-gather(%p.2), replica_groups=GROUPS, dimensions={0}
+}
+
+%all-reduce-scatter.1 (p.3: f32[32,16]) -> f32[8,16] {
+  %p.3 = f32[32,16]{1,0} parameter(0)
+  %zero = s32[] constant(0)
+  %all-reduce.1 = f32[32,16]{1,0} all-reduce(%p.3), replica_groups=GROUPS, to_apply=%add
+  ROOT %own = f32[8,16]{1,0} dynamic-slice(%all-reduce.1, %zero, %zero), dynamic_slice_sizes={8,16}
+}
+
+ENTRY %main (x: f32[8,16]) -> f32[8,16] {
+  %x = f32[8,16]{1,0} parameter(0)
+  %async-collective-start.1 = f32[32,16]{1,0} fusion(%x), kind=kCustom, calls=%gather
+  %meanwhile = f32[32,16]{1,0} fusion(%x), kind=kCustom, calls=%async_collective_fusion.1
+  %async-collective-done.1 = f32[32,16]{1,0} fusion(%x), kind=kCustom, calls=%gather
+  ROOT %scatter = f32[8,16]{1,0} fusion(%async-collective-done.1), kind=kCustom, calls=%all-reduce-scatter.1
+}
+"""
+
+
+@pytest.mark.parametrize("groups", ["[2,4]<=[8]", "{{0,1,2,3},{4,5,6,7}}", "mesh[data=2,fsdp=4] {fsdp}"])
+def test_a_collective_beside_other_work_sends_once_and_a_reduce_scatter_half_of_an_all_reduce(groups):
+    # In a ring of four each gives its eight rows to three others; and three of four parts of 32 partial sums.
+    assert program_cost(COLLECTIVES.replace("GROUPS", groups)).sent == 3 * 4 * 8 * 16 + 3 / 4 * 4 * 32 * 16
+
+
 def test_shapes_are_read():
     shape = "(pred[3,4]{1,0:T(8,128)S(1)}, /*index=1*/bf16[5]{0}, s4[6]{0}, f32[])"
     assert list(arrays(shape)) == [((3, 4), 12, False), ((5,), 10, True), ((6,), 3, True), ((), 4, True)]
