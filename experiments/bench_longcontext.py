@@ -33,7 +33,10 @@ def measure(variant: str, length: int, block: int) -> dict:
     import jax
     import jax.numpy as jnp
 
+    from experiments.runtime import prepare
     from phase_jax.model import Transformer
+
+    prepare(compilation_cache=False)
 
     def peak() -> int:
         device = jax.devices()[0].memory_stats()
