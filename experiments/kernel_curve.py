@@ -23,7 +23,12 @@ def compare(model: Transformer, params: dict, prompts: PhasePrompts, vocabulary:
 
     @jax.jit
     def last_logits(params, tokens):
-        one = partial(model.apply, {"params": params}, last_only=True)
+        apply = partial(model.apply, {"params": params})
+
+        def one(tokens):
+            # Every layer of every position: with `last_only` the last layer would take a form of its own, no kernel.
+            return apply(apply(tokens, method="hidden_states")[:, -1], method="logits")
+
         return jax.vmap(one, in_axes=1, out_axes=1)(tokens)
 
     def logits():
