@@ -15,7 +15,7 @@ from configs.family import model_config
 from phase_jax.errors import UserError
 from phase_jax.model import Transformer
 from phase_jax.training.sharding import batch_sharding, make_mesh, state_shardings
-from tests.training.on_devices import MESHES
+from tests.training.on_devices import MESHES, WITH_KERNELS
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,7 +36,7 @@ def found(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", MESHES)
+@pytest.mark.parametrize("shape", MESHES + WITH_KERNELS)
 def test_losses_and_gradients_are_those_of_one_device(found, shape):
     alone = {name: value for name, value in found.items() if name.startswith("None ")}
     assert len(alone) > 15
