@@ -12,8 +12,7 @@ import jax
 # Parameters of glibc's mallopt, from malloc.h.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 
-# XLA's older code generator for fusions on CPUs: a training step of the lab takes 10 to 15 % less time, and a third of
-# the time to compile.
+# XLA's older code generator for fusions on CPUs: a training step of the lab takes 10 to 15 % less time.
 _FUSIONS = "--xla_cpu_use_fusion_emitters"
 
 

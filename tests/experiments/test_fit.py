@@ -15,9 +15,11 @@ import pytest
 
 from configs.family import FAMILY
 from experiments import cli, fit, topology
+from experiments.bench_peers import Size, forward_flops
 from experiments.hlo import Cost, arrays, moved, program_cost
 from phase_jax.data.corpus import TextConfig
 from phase_jax.errors import UserError
+from phase_jax.model import Transformer
 from phase_jax.run import RunConfig, TrainConfig
 from phase_jax.training.sharding import make_mesh
 from tests.model.tiny import tiny_config
@@ -55,6 +57,19 @@ def test_flops_of_compression_in_a_loop_are_within_5_percent_of_a_count_by_hand(
     maps = 2 * D * (H + H)
     layer = D * N * H + 2 * D * H + maps + N * H * D + 3 * D * F + 2 * N * H * keys
     assert program_cost(text).flops == pytest.approx(2 * B * T * (4 * LAYERS * layer + 3 * V * D), rel=0.05)
+
+
+@pytest.mark.parametrize("layers", [1, 2, LAYERS])
+def test_where_only_the_last_logits_are_wanted_the_last_layer_asks_once(layers):
+    """The FLOPs of the compiled program are those that `bench peers` says the result needs, and the masked scores."""
+    config = small_run("full_attn_1kv", layers=layers, remat=False).model
+    size = Size(config, length=T, batch=B, steps=1, sweeps=1)
+    model, tokens = Transformer(config), jnp.zeros((B, T), jnp.int32)
+    params = jax.eval_shape(model.init, jax.random.key(0), tokens)
+    run = jax.jit(lambda params, tokens: model.apply(params, tokens, last_only=True))
+    masked = (layers - 1) * B * T * 2 * N * H * (T - 1)
+    counted = program_cost(run.lower(params, tokens).compile().as_text()).flops
+    assert counted == pytest.approx(forward_flops(size) + masked, rel=0.01)
 
 
 def test_without_a_loop_flops_are_those_of_xlas_analysis():
