@@ -77,20 +77,26 @@ def choose(
     """
     if implementation not in (None, "xla", "pallas"):
         raise NotImplementedError(f"{kernel} has no implementation '{implementation}'; choose xla or pallas")
-    asked = _context.value
-    platform = asked.platform or ("tpu" if asked.interpret else _computing_platform())
+    asked, here = _context.value, platform()
     wanted = implementation or (asked.implementation if kernel in (asked.kernels or (kernel,)) else None)
     # On a mesh XLA unless Pallas is asked for: no whole training step has been compared yet.
-    if (wanted or ("xla" if any(_mesh_axes.value) else default(kernel, platform, kind, dtype))) == "xla":
+    if (wanted or ("xla" if any(_mesh_axes.value) else default(kernel, here, kind, dtype))) == "xla":
         return Form("xla")
-    form = Form(platform, asked.interpret)
-    why_not = "CPUs run the reference; a Pallas form can only be interpreted there" if platform == "cpu" else None
+    form = Form(here, asked.interpret)
+    why_not = "CPUs run the reference; a Pallas form can only be interpreted there" if here == "cpu" else None
     why_not = why_not or unsupported(form)
     if why_not is None:
         return form
     if wanted:
-        raise NotImplementedError(f"{kernel} on {platform}: {why_not}")
+        raise NotImplementedError(f"{kernel} on {here}: {why_not}")
     return Form("xla")
+
+
+def platform() -> str:
+    """cpu, gpu or tpu: the one asked for, or the one that computes here."""
+    asked, device = _context.value, jax.config.jax_default_device
+    name = asked.platform or ("tpu" if asked.interpret else getattr(device, "platform", device) or jax.default_backend())
+    return {"cuda": "gpu", "rocm": "gpu"}.get(name, name)
 
 
 def default(kernel: str, platform: str, kind: str, dtype) -> Implementation:
@@ -159,9 +165,3 @@ def in_parts(equation: str, *arguments: Any) -> Parts:
     )
     specs = [PartitionSpec(*map(split.get, term)) for term in (*terms, out)]
     return Parts(arguments, tuple(shapes), mesh, tuple(specs[:-1]), specs[-1])
-
-
-def _computing_platform() -> str:
-    device = jax.config.jax_default_device
-    name = getattr(device, "platform", device) or jax.default_backend()
-    return {"cuda": "gpu", "rocm": "gpu"}.get(name, name)

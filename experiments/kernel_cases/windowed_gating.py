@@ -1,4 +1,5 @@
-"""Windowed gating: the Pallas form against the ways to write it in plain JAX.
+"""Windowed gating: the Pallas form against the ways to write it in plain JAX, of which "by offset" alone has a
+backward pass of its own.
 
 Streams come as a projection leaves them, [B, T, M·K·H], so that what a form does to their layout counts as its cost.
 """
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.kernel_cases import Case, normal
-from pallas_kernels.windowed_gating import kind, windowed_gating
+from pallas_kernels.windowed_gating import by_offset, kind, reference, windowed_gating
 from phase_jax.geometry import Windows
 
 _MASKED = -1e30
@@ -112,7 +113,8 @@ def _case(
         arguments=arguments,
         pallas=on_streams(functools.partial(windowed_gating, implementation="pallas")),
         xla={
-            "stacked reshapes": on_streams(functools.partial(windowed_gating, implementation="xla")),
+            "stacked reshapes": on_streams(reference.windowed_gating),
+            "by offset": on_streams(by_offset.windowed_gating),
             **{name: on_streams(form) for name, form in forms.items()},
         },
         gradients=(0, 1, 2),

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.dispatch import Form, Implementation, choose, in_parts
-from pallas_kernels.windowed_gating import reference
+from pallas_kernels.dispatch import Form, Implementation, choose, in_parts, platform
+from pallas_kernels.windowed_gating import by_offset, reference
 from pallas_kernels.windowed_gating.reference import weighted_sum, windowed_gates
 from phase_jax.axes import Entries, GateBias, GateLogits, Payload
 from phase_jax.geometry import Windows
@@ -28,10 +28,16 @@ def windowed_gating(
     why_not = unsupported(*parts.shapes[:2], windows)
     form = choose("windowed_gating", implementation, kind(logits, windows), payload.dtype, why_not)
     if form.name == "xla" or not windows.count(payload.shape[1]):
-        return reference.windowed_gating(payload, logits, bias, windows)
+        return plain(windows)(payload, logits, bias, windows)
     from pallas_kernels.windowed_gating import vjp  # importing Pallas takes a second, and CPUs never need it
 
     return parts.run(lambda *arguments: vjp.windowed_gating(form, *arguments, windows))
+
+
+def plain(windows: Windows):
+    """The form in plain JAX: stacked reshapes on TPUs, where slices with a stride cost a change of layout, and for wide
+    windows; slices elsewhere."""
+    return (reference if platform() == "tpu" or windows.width > by_offset.MOST else by_offset).windowed_gating
 
 
 def kind(logits: GateLogits, windows: Windows) -> str:

@@ -1,7 +1,9 @@
-"""The Pallas forms of windowed gating, interpreted, against a loop in float64; and that they lower for their chips."""
+"""The plain forms of windowed gating, and the Pallas forms interpreted, against a loop in float64; and that these lower
+for their chips."""
 
 import functools
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from pallas_kernels import request
 from pallas_kernels.traffic import total_bytes, traffic
-from pallas_kernels.windowed_gating import reference, windowed_gating
+from pallas_kernels.windowed_gating import by_offset, reference, windowed_gating
 from phase_jax.geometry import Windows
 
 
@@ -58,9 +60,9 @@ def with_gradients(payload, logits, bias, windows, out_bar):
     return out, *pull(out_bar)
 
 
-def assert_agrees(windows, length, streams, gate, dtype, form="tpu", **size):
+def assert_agrees(windows, length, streams, gate, dtype, implementation="pallas", platform="tpu", **size):
     arguments, out_bar = draw(windows, length, streams, gate, dtype, **size)
-    with request("pallas", form, interpret=True):
+    with request(implementation, platform, interpret=implementation == "pallas"):
         got = with_gradients(*arguments, windows, out_bar)
     # Inside all is f32; bf16 results are rounded once, and the backward pass reads rounded entries.
     tolerance = 2e-5 if dtype == "float32" else 2e-2
@@ -107,7 +109,13 @@ def test_the_tpu_form_equals_the_loop(windows, length, streams, gate, dtype):
     ids=str,
 )
 def test_the_gpu_form_equals_the_loop(windows, length, streams, gate, dtype):
-    assert_agrees(windows, length, streams, gate, dtype, "gpu", kv_heads=1, head_dim=128, batch=1)
+    assert_agrees(windows, length, streams, gate, dtype, platform="gpu", kv_heads=1, head_dim=128, batch=1)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+@pytest.mark.parametrize(("windows", "length", "streams", "gate", "dtype"), CASES, ids=str)
+def test_the_plain_forms_equal_the_loop(windows, length, streams, gate, dtype, platform):
+    assert_agrees(windows, length, streams, gate, dtype, "xla", platform)
 
 
 @st.composite
@@ -124,16 +132,21 @@ def calls(draw):
 @settings(max_examples=8, deadline=None)
 @given(calls(), st.sampled_from(["float32", "bfloat16"]))
 def test_any_call_equals_the_loop(call, dtype):
-    assert_agrees(*call, dtype, batch=1, head_dim=4)
+    for implementation, platform in (("pallas", "tpu"), ("xla", "cpu"), ("xla", "tpu")):
+        assert_agrees(*call, dtype, implementation, platform, batch=1, head_dim=4)
 
 
 def test_no_bias_and_no_window():
     windows = Windows(8, 4)
     (payload, logits, _), out_bar = draw(windows, 21, 1, "vector", "float32")
-    want = slow_gating(payload, logits, np.zeros((8, 2, 8)), windows, out_bar)[0]
-    with request("pallas", interpret=True):
-        np.testing.assert_allclose(windowed_gating(payload, logits, None, windows), want, atol=1e-5)
-        assert windowed_gating(payload[:, :7], logits[:, :7], None, windows).shape == (2, 0, 2, 8)
+    no_bias, ones = np.zeros((8, 2, 8)), np.ones(out_bar.shape)
+    want = slow_gating(payload, logits, no_bias, windows, out_bar)[0]
+    for asked in (request("pallas", interpret=True), request("xla"), request("xla", "tpu")):
+        with asked:
+            np.testing.assert_allclose(windowed_gating(payload, logits, None, windows), want, atol=1e-5)
+            gradient = jax.grad(lambda x: windowed_gating(payload, x, None, windows).sum())(logits)
+            np.testing.assert_allclose(gradient, slow_gating(payload, logits, no_bias, windows, ones)[2], atol=1e-5)
+            assert windowed_gating(payload[:, :7], logits[:, :7], None, windows).shape == (2, 0, 2, 8)
 
 
 def test_many_more_blocks_than_fit_at_once(monkeypatch):
@@ -231,10 +244,17 @@ def test_the_blocks_move_little_more_than_the_least(width, stride, streams):
         assert least_grad <= total_bytes(traffic(forward_and_backward(windows), *call)) <= 1.15 * least_grad
 
 
-def test_cpus_run_the_reference_and_nothing_else():
-    windows = Windows(8, 4)
-    arguments, _ = draw(windows, 21, 2, "vector", "float32")
-    traced = [
-        jax.make_jaxpr(lambda *a, f=f: f(*a, windows))(*arguments) for f in (windowed_gating, reference.windowed_gating)
-    ]
-    assert str(traced[0]) == str(traced[1])
+@pytest.mark.parametrize(
+    ("platform", "width", "form"),
+    [("cpu", 16, by_offset), ("gpu", 16, by_offset), ("tpu", 16, reference), ("cpu", 17, reference)],
+)
+def test_the_plain_form_of_a_platform(platform, width, form):
+    windows = Windows(width, 8)
+    arguments, _ = draw(windows, 41, windows.streams, "scalar", "float32")
+    with request(platform=platform):
+        traced = [
+            str(jax.make_jaxpr(lambda *a, f=f: f(*a, windows))(*arguments))
+            for f in (windowed_gating, form.windowed_gating)
+        ]
+    assert re.sub("0x[0-9a-f]+", "", traced[0]) == re.sub("0x[0-9a-f]+", "", traced[1])
+    assert ("concatenate" in traced[0]) == (form is reference)
