@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.hlo import bytes_moved
+from experiments.hlo import bytes_moved, kernels_vmem
 from experiments.topology import prepare, topology_devices
 from phase_jax.errors import UserError
 
@@ -44,13 +44,7 @@ def compile_for(chip: str, function: Callable, *arguments) -> Compiled:
     with request(platform="tpu"):
         traced = jax.jit(function, in_shardings=anywhere, out_shardings=anywhere).trace(*arguments)
         compiled = traced.lower(lowering_platforms=("tpu",)).compile()
-    sizes = [
-        int(size)
-        for line in compiled.as_text().splitlines()
-        if "tpu_custom_call" in line
-        for size in re.findall(r'"used_scoped_memory_configs":\[\{"memory_space":"1","offset":"0","size":"(\d+)"', line)
-    ]
-    return Compiled(bytes_moved(compiled), max(sizes, default=0), time.perf_counter() - began)
+    return Compiled(bytes_moved(compiled), kernels_vmem(compiled.as_text()), time.perf_counter() - began)
 
 
 def rows(case, chips: Sequence[str], plain: bool) -> Iterator[dict]:

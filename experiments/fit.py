@@ -29,19 +29,23 @@ from phase_jax.run import RunConfig, read_json, write_json
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
+    from jax.stages import Lowered, Traced
 
 CONFIG = "--config=configs/paper.py"
 GIB = 2**30
 
 
-def lower(config: RunConfig, mesh: "Mesh", platform: str):
-    """The training step of a run of next-token prediction on a mesh, as `train` makes it, lowered for a platform.
+def trace(config: RunConfig, mesh: "Mesh", kernels: str | None = None) -> "Traced":
+    """The training step of a run of next-token prediction on a mesh, as `train` makes it, traced for its devices.
 
-    Raises UserError for a run of another task, or a batch that the mesh does not divide.
+    `kernels` is the implementation asked of them, as in `pallas_kernels.request`.
+    Raises UserError for a run of another task, a batch that the mesh does not divide, or a call that Pallas, if it is
+    asked for, cannot serve.
     """
     import jax
     import jax.numpy as jnp
 
+    from pallas_kernels import request
     from phase_jax.data.tokens import TokenBatch
     from phase_jax.model import Transformer
     from phase_jax.training.optimizer import make_optimizer
@@ -59,14 +63,30 @@ def lower(config: RunConfig, mesh: "Mesh", platform: str):
 
     step = make_train_step(model, optimizer, train.first_layer_weight, train.z_weight, train.loss_chunk, mesh)
     batch = TokenBatch(array(jnp.int32), array(jnp.int32), array(jnp.bool_))
-    return step.trace(state_shapes(model, optimizer, mesh), batch).lower(lowering_platforms=(platform,))
+    try:
+        with request(kernels, platform(mesh)):
+            return step.trace(state_shapes(model, optimizer, mesh), batch)
+    except NotImplementedError as error:
+        raise UserError(f"--kernels {kernels}: {error}") from error
+
+
+def lower(config: RunConfig, mesh: "Mesh", kernels: str | None = None) -> "Lowered":
+    """`trace`, lowered for the mesh's devices."""
+    return trace(config, mesh, kernels).lower(lowering_platforms=(platform(mesh),))
+
+
+def platform(mesh: "Mesh") -> str:
+    return mesh.devices.flat[0].platform
 
 
 def narrow(config: RunConfig, mesh: "Mesh") -> RunConfig:
-    """The run with one sequence a chip and a model so narrow that, at a length of thousands, only what is quadratic in
-    it is large; layers are still a loop, blocks and chunks as they were.
+    """The run at twice the length, with one sequence a chip and a model so narrow that, at a length of thousands, only
+    what is quadratic in it is large; layers are still a loop, blocks and chunks as they were. (Kernels keep 128 lanes
+    for one number of each query and head, which at the paper's length itself would be as large.)
     """
     model = config.model
+    data = dataclasses.replace(config.data, length=2 * config.data.length)
+    config = dataclasses.replace(config, data=data)
     small = dataclasses.replace(
         model,
         layers=min(5, model.layers),
@@ -106,19 +126,21 @@ def versions() -> dict[str, str]:
     return {name: found[name] for name in ("jax", "jaxlib", "libtpu") if name in found}
 
 
-def measure(config: RunConfig, mesh: "Mesh", known: Sequence[dict] = ()) -> dict:
-    """Compiles the step and says what it takes: bytes of one chip, FLOPs of all chips, seconds of compilation.
+def measure(config: RunConfig, mesh: "Mesh", known: Sequence[dict] = (), kernels: str | None = None) -> dict:
+    """Compiles the step, `kernels` as in `trace`, and says what it takes: bytes of one chip, FLOPs of all chips,
+    seconds of compilation.
 
     One of the rows `known` where it is of the same program, made by the same versions.
     """
     import jax
 
+    from pallas_kernels import traffic
     from phase_jax.model.flops import training_flops
 
-    chips, platform = mesh.devices.size, mesh.devices.flat[0].platform
-    lowered = lower(config, mesh, platform)
+    chips, traced = mesh.devices.size, trace(config, mesh, kernels)
+    lowered = traced.lower(lowering_platforms=(platform(mesh),))
     made_of = [lowered.as_text(), mesh.devices.flat[0].device_kind, str(versions())]
-    made_of += map(inspect.getsource, (hlo, narrow, entries, quadratic_arrays, measure))
+    made_of += map(inspect.getsource, (hlo, traffic, narrow, entries, quadratic_arrays, measure))
     program = hashlib.sha256("".join(made_of).encode()).hexdigest()
     for row in known:
         if row.get("program") == program:
@@ -134,6 +156,8 @@ def measure(config: RunConfig, mesh: "Mesh", known: Sequence[dict] = ()) -> dict
         return {**row, "bytes_per_chip": needed and float(needed[1]) * GIB, "flops_per_step": None, "fits": False}
     seconds = time.perf_counter() - began
     memory, cost = compiled.memory_analysis(), hlo.program_cost(compiled.as_text())
+    calls = traffic.traffic_of(traced.jaxpr)
+    flops = (cost.flops + traffic.total_flops(calls)) * chips
     useful = training_flops(config.model, config.data.length) * config.train.batch * config.data.length
     small = narrow(config, mesh)
     return {
@@ -146,12 +170,12 @@ def measure(config: RunConfig, mesh: "Mesh", known: Sequence[dict] = ()) -> dict
         "argument_bytes": memory.argument_size_in_bytes,
         "temporary_bytes": memory.temp_size_in_bytes,
         "peak_bytes": memory.peak_memory_in_bytes,
-        "flops_per_step": cost.flops * chips,
-        "model_flops_share": useful / (cost.flops * chips),
-        "bytes_moved": cost.bytes,
+        "flops_per_step": flops,
+        "model_flops_share": useful / flops,
+        "bytes_moved": cost.bytes + traffic.total_bytes(calls),
         "bytes_sent": cost.sent,
         "compile_seconds": seconds,
-        "quadratic_arrays": quadratic_arrays(lower(small, mesh, platform).compile().as_text(), small),
+        "quadratic_arrays": quadratic_arrays(lower(small, mesh, kernels).compile().as_text(), small),
         "fits": True,
     }
 
@@ -248,6 +272,11 @@ def main(argv: Sequence[str]) -> int:
     arguments.add_argument("--topology", default="v5e:16x16", help="generation and chips (default %(default)s)")
     arguments.add_argument("--mesh", metavar="DATAxFSDPxTENSOR", help="as in train")
     arguments.add_argument(
+        "--kernels",
+        choices=("xla", "pallas"),
+        help="their form (default: that of pallas_kernels/defaults.json)",
+    )
+    arguments.add_argument(
         "--max-temporaries",
         type=float,
         metavar="GB",
@@ -266,7 +295,7 @@ def main(argv: Sequence[str]) -> int:
 
         config, mesh = run_config(ours), make_mesh(options.mesh, topology_devices(options.topology))
         console.print(f"compiling {config.id} …")
-        rows = [measure(config, mesh, rows)]
+        rows = [measure(config, mesh, rows, options.kernels)]
         store(options, rows)
     title = f"{options.topology}, mesh {rows[0]['mesh']}; memory and bytes moved and sent are of one chip"
     Console(width=None if sys.stdout.isatty() else 150).print(table(rows, title))
@@ -302,6 +331,7 @@ def all_rows(ours: Sequence[str], options: argparse.Namespace, known: Sequence[d
             write_json(part, {"rows": [row for row in known if row.get("id") == first]})
             where = ["--topology", options.topology, "--json", str(part)]
             where += ["--mesh", options.mesh] if options.mesh else []
+            where += ["--kernels", options.kernels] if options.kernels else []
             commands[first] = ["fit", f"{file}:{first}", *changes, *where]
         task = bar.add_task("programs", total=len(groups), note="")
         bar.advance(task, 0)  # from here on time counts

@@ -3,7 +3,7 @@
 Costs are of one device. FLOPs are those of matrix products (two a multiplication and addition), as is usual in
 model-FLOPs utilisation. Bytes are what instructions read from and write to main memory; arrays that the compiler keeps
 in faster memory count nothing, and of an array that is sliced or updated in place, only the slice does. Of a
-conditional the dearest branch counts: the cost is an upper bound. Pallas kernels count nothing: what they move does not
+conditional the dearest branch counts: the cost is an upper bound. Pallas kernels count nothing: what they do does not
 stand in the text (pallas_kernels/traffic.py counts it). Bytes sent are what a device gives to others in
 collectives that run as rings: of an all-reduce over n devices, 2 (n − 1) / n of the array.
 """
@@ -18,10 +18,11 @@ import numpy as np
 
 _HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
+_CONTINUED = re.compile(r'\n(?="|\}\})')  # a kernel's metadata has lines of its own
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
 _NAME = re.compile(r"%([\w.\-]+)")
 _TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
-_ESTIMATE = re.compile(r'"cost_estimate":\{[^}]*?"flops":"?(\d+)')
+_VMEM = re.compile(r'"used_scoped_memory_configs":\[\{"memory_space":"1","offset":"0","size":"(\d+)"')
 
 # Collective -> bytes that one of n devices sends, over those of its operands.
 _SENT = {
@@ -38,6 +39,10 @@ _FREE = set(
     " replica-id async-start async-update async-done copy-done all-gather-done all-reduce-done send-done recv-done"
     " collective-permute-done iota".split()
 )
+
+
+# These leave most of their first operand alone.
+_PARTLY = {"dynamic-slice", "gather", "dynamic-update-slice"}
 
 
 class Cost(NamedTuple):
@@ -66,7 +71,7 @@ class Instruction(NamedTuple):
 def parse(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
     """(computations as {name: {instruction's name: instruction}}, the entry's name) of a compiled program's text."""
     computations, entry, current = {}, "", {}
-    for line in text.splitlines():
+    for line in _CONTINUED.sub(" ", text).splitlines():
         if head := _HEAD.match(line):
             current = computations[head[2]] = {}
             entry = head[2] if head[1] else entry
@@ -124,11 +129,21 @@ def program_cost(text: str) -> Cost:
     return of(entry)
 
 
+def kernels_vmem(text: str) -> int:
+    """Bytes of fast memory that the compiler gave the largest Pallas kernel of a program for TPUs; 0 without one."""
+    kernels = (i for computation in parse(text)[0].values() for i in computation.values() if _is_kernel(i))
+    return max((int(size) for kernel in kernels for size in _VMEM.findall(kernel.text)), default=0)
+
+
 def bytes_moved(compiled) -> float:
     """What a jitted function's compiled program moves beside its kernels, by XLA's own analysis or, where there are
     loops, by `program_cost`."""
     text = compiled.as_text()
     return program_cost(text).bytes if " while(" in text else (compiled.cost_analysis() or {}).get("bytes accessed", 0)
+
+
+def _is_kernel(i: Instruction) -> bool:
+    return 'custom_call_target="tpu_custom_call"' in i.text
 
 
 def _called(i: Instruction) -> dict[str, list[str]]:
@@ -155,10 +170,7 @@ def _integer(constant: Instruction) -> int:
 
 
 def _flops(i: Instruction, beside: dict[str, Instruction]) -> float:
-    """Of one instruction outside of what it calls: matrix products, and kernels that state their own cost."""
-    if i.opcode == "custom-call":
-        estimate = _ESTIMATE.search(i.text)
-        return float(estimate[1]) if estimate else 0.0
+    """Of one instruction outside of what it calls: matrix products."""
     if i.opcode not in ("dot", "convolution"):
         return 0.0
     left, right = (next(arrays(beside[name].shape))[0] for name in i.operands[:2])
@@ -222,7 +234,7 @@ def _share_of_fusion(i: Instruction, called: str) -> float:
 
 def _bytes(i: Instruction, beside: dict[str, Instruction]) -> int:
     """Read and written by one instruction that is no fusion."""
-    if i.opcode in _FREE or 'custom_call_target="tpu_custom_call"' in i.text:
+    if i.opcode in _FREE or _is_kernel(i):
         return 0
     if i.opcode in ("dynamic-slice", "gather", "slice"):
         return 2 * moved(i.shape)
@@ -241,10 +253,9 @@ def _fusion_bytes(i: Instruction, inside: dict[str, Instruction], beside: dict[s
         full = moved(beside[operand].shape)
         name = parameters[position].name
         users = [user for user in inside.values() if name in user.operands]
-        if users and all(user.opcode in ("dynamic-slice", "gather") and user.operands[0] == name for user in users):
-            full = min(full, sum(next(arrays(user.shape))[1] for user in users))
-        elif users and all(user.opcode == "dynamic-update-slice" and user.operands[0] == name for user in users):
-            full = 0  # updated in place
+        if users and all(user.opcode in _PARTLY and user.operands[0] == name for user in users):
+            read = (user for user in users if user.opcode != "dynamic-update-slice")  # that one writes in place
+            full = min(full, sum(next(arrays(user.shape))[1] for user in read))
         total += full
     root = next(one for one in inside.values() if one.root)
     outputs = [inside[name] for name in root.operands] if root.opcode == "tuple" else [root]

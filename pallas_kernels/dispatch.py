@@ -79,8 +79,7 @@ def choose(
         raise NotImplementedError(f"{kernel} has no implementation '{implementation}'; choose xla or pallas")
     asked, here = _context.value, platform()
     wanted = implementation or (asked.implementation if kernel in (asked.kernels or (kernel,)) else None)
-    # On a mesh XLA unless Pallas is asked for: no whole training step has been compared yet.
-    if (wanted or ("xla" if any(_mesh_axes.value) else default(kernel, here, kind, dtype))) == "xla":
+    if (wanted or default(kernel, here, kind, dtype)) == "xla":
         return Form("xla")
     form = Form(here, asked.interpret)
     why_not = "CPUs run the reference; a Pallas form can only be interpreted there" if here == "cpu" else None
@@ -95,7 +94,9 @@ def choose(
 def platform() -> str:
     """cpu, gpu or tpu: the one asked for, or the one that computes here."""
     asked, device = _context.value, jax.config.jax_default_device
-    name = asked.platform or ("tpu" if asked.interpret else getattr(device, "platform", device) or jax.default_backend())
+    name = asked.platform or (
+        "tpu" if asked.interpret else getattr(device, "platform", device) or jax.default_backend()
+    )
     return {"cuda": "gpu", "rocm": "gpu"}.get(name, name)
 
 

@@ -23,7 +23,7 @@ from phase_jax.geometry import ExactBranch
 
 
 def layout_of(exact: ExactBranch, length: int) -> Layout:
-    return Layout(exact, length, most_rows=512, most_columns=1024)
+    return Layout(exact, length, most_rows=512, most_columns=512)
 
 
 def unsupported(q: Queries) -> str | None:

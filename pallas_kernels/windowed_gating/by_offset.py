@@ -60,7 +60,7 @@ def _backward(windows, residuals, entries_bar):
     exists = (windows.start(jnp.arange(chunks))[:, None] + jnp.arange(windows.stride) >= 0)[..., None, None]
 
     def of_window(x, part):
-        """[B, J, …] -> [B, chunks, 1, …]: for each chunk the window of which it is that part, zero where there is none."""
+        """[B, J, …] -> [B, chunks, 1, …]: for each chunk the window of which it is that part, zero without one."""
         ends = [(0, 0), (part, max(0, chunks - part - count))] + [(0, 0)] * (x.ndim - 2)
         return jnp.pad(x, ends)[:, :chunks, None].astype(jnp.float32)
 

@@ -36,7 +36,7 @@ def small_run(variant: str, length: int = T, **changes) -> RunConfig:
 
 
 def compiled_text(run: RunConfig) -> str:
-    return fit.lower(run, make_mesh(devices=jax.devices()[:1]), "cpu").compile().as_text()
+    return fit.lower(run, make_mesh(devices=jax.devices()[:1])).compile().as_text()
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ LONG = 2048
 
 
 def narrow_run(variant: str, **changes) -> RunConfig:
-    return fit.narrow(small_run(variant, LONG, **changes), make_mesh(devices=jax.devices()[:1]))
+    return fit.narrow(small_run(variant, LONG // 2, **changes), make_mesh(devices=jax.devices()[:1]))
 
 
 @pytest.mark.parametrize("entries", [LONG, LONG // 4 - 1], ids=["[T, T]", "[T, J]"])
@@ -248,7 +248,7 @@ def test_a_program_that_needs_too_much_fails(on_cpu, monkeypatch, capsys):
     command = ["fit", "--config=configs/paper.py:kvc_w8s6", "--max-temporaries", "4"]
     for changes, code in (({}, 0), ({"temporary_bytes": 4.1e9}, 1), ({"quadratic_arrays": ["[4096, 682]"]}, 1)):
         row = row_of("kvc_w8s6", **changes)
-        monkeypatch.setattr(fit, "measure", lambda config, mesh, known, row=row: row)
+        monkeypatch.setattr(fit, "measure", lambda config, mesh, known, kernels, row=row: row)
         assert cli.main(command) == code
         assert ("kvc_w8s6 needs too much" in capsys.readouterr().err) == bool(code)
 
@@ -332,12 +332,12 @@ def test_a_small_model_compiles_for_four_chips_and_an_unknown_topology_is_refuse
 
     sizes = {"layers": 5, "width": 128, "mlp_width": 256, "vocabulary": 512, "query_heads": 4, "head_dim": 32}
     flags = [f"--config.model.{name}={value}" for name, value in sizes.items()]
-    flags += ["--config.train.batch=8", "--config.data.length=2048", "--config.model.attention_block=128"]
+    flags += ["--config.train.batch=8", "--config.data.length=4096", "--config.model.attention_block=128"]
     run = ["--config=configs/paper.py:kvc_w8s8_1kv_baseline", *flags]
     done = command(*run, "--topology", "v5e:2x2", "--json", str(tmp_path / "fit.json"))
     assert done.returncode == 0, done.stderr
     (row,) = json.loads((tmp_path / "fit.json").read_text())["rows"]
     assert row["fits"] and row["chips"] == 4 and not row["quadratic_arrays"]
-    assert 0.3 < row["model_flops_share"] < 1 and 0 < row["argument_bytes"] < row["bytes_per_chip"]
+    assert 0.2 < row["model_flops_share"] < 1 and 0 < row["argument_bytes"] < row["bytes_per_chip"]
     refused = command(*run, "--topology", "v5e:3x7")
     assert refused.returncode == 2 and "topology 'v5e:3x7'" in refused.stderr

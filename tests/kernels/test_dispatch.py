@@ -82,9 +82,7 @@ def test_a_request_may_mean_some_kernels():
         assert chosen() == Form("xla")
 
 
-def test_on_a_mesh_pallas_has_to_be_asked_for(table):
-    with dispatch.mesh_axes(("data",), ("tensor",)):
-        with request(platform="tpu"):
-            assert chosen() == Form("xla")
-        with request("pallas", "tpu"):
-            assert chosen() == Form("tpu")
+def test_the_table_holds_on_a_mesh_too(table):
+    with dispatch.mesh_axes(("data",), ("tensor",)), request(platform="tpu"):
+        assert chosen() == Form("tpu")
+        assert chosen("xla") == Form("xla")
