@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from pallas_kernels.dispatch import in_parts, mesh_axes
-from tests.training.test_sharding import ROOT, with_devices
+from tests.training.test_sharding import ROOT, abstract_mesh, with_devices
 
 PROGRAM = """
 import jax, numpy as np
@@ -83,7 +83,7 @@ def test_values_and_gradients_are_those_of_one_device():
 )
 def test_heads_are_split_where_the_mesh_divides_them(heads, queries, keys, shape):
     q, k = (jnp.zeros((8, 5, n, 16)) for n in heads)
-    mesh = jax.sharding.AbstractMesh((2, 2, 2), ("data", "fsdp", "tensor"))
+    mesh = abstract_mesh(2, 2, 2)
     with jax.sharding.use_abstract_mesh(mesh), mesh_axes(("data", "fsdp"), ("tensor",)):
         parts = in_parts("btnh btkh n -> btnh", q, (k, k), None)
     batch = ("data", "fsdp")
@@ -97,7 +97,7 @@ def test_heads_are_split_where_the_mesh_divides_them(heads, queries, keys, shape
 
 
 def test_a_batch_that_the_mesh_does_not_divide_is_whole_everywhere():
-    mesh = jax.sharding.AbstractMesh((2, 3), ("data", "tensor"))
+    mesh = abstract_mesh(2, 3, axes=("data", "tensor"))
     with jax.sharding.use_abstract_mesh(mesh), mesh_axes(("data",), ("tensor",)):
         assert in_parts("bk -> bk", jnp.zeros((5, 3))).out_spec == P(None, ("tensor",))
     assert in_parts("bk -> bk", jnp.zeros((5, 3))).mesh is None

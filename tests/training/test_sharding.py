@@ -52,8 +52,8 @@ def test_devices_exchange_the_embeddings_gradient_once_however_many_chunks_there
     assert one_chunk > 0 and eight < 1.2 * one_chunk
 
 
-def abstract_mesh(*sizes):
-    return jax.sharding.AbstractMesh(sizes, ("data", "fsdp", "tensor"))
+def abstract_mesh(*sizes, axes=("data", "fsdp", "tensor")):
+    return jax.sharding.AbstractMesh(sizes, axes, axis_types=(jax.sharding.AxisType.Auto,) * len(sizes))
 
 
 def params_of(variant, scale="paper"):
