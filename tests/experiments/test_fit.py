@@ -16,7 +16,7 @@ import pytest
 from configs.family import FAMILY
 from experiments import cli, fit, topology
 from experiments.bench_peers import Size, forward_flops
-from experiments.hlo import Cost, arrays, moved, program_cost
+from experiments.hlo import Cost, arrays, kernels_vmem, moved, program_cost
 from phase_jax.data.corpus import TextConfig
 from phase_jax.errors import UserError
 from phase_jax.model import Transformer
@@ -158,6 +158,25 @@ def test_shapes_are_read():
     shape = "(pred[3,4]{1,0:T(8,128)S(1)}, /*index=1*/bf16[5]{0}, s4[6]{0}, f32[])"
     assert list(arrays(shape)) == [((3, 4), 12, False), ((5,), 10, True), ((6,), 3, True), ((), 4, True)]
     assert moved(shape) == 17
+
+
+def test_the_memory_of_a_kernel_is_read_though_its_metadata_has_lines_of_its_own():
+    text = """ENTRY %main (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  ROOT %k = f32[8]{0} custom-call(%p), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
+"xprof_metadata":"{}"
+}}, backend_config={"used_scoped_memory_configs":[{"memory_space":"1","offset":"0","size":"4096"}]}
+}
+"""
+    assert kernels_vmem(text) == 4096 and program_cost(text).bytes == 0
+
+
+def test_an_array_that_a_loop_adds_rows_to_is_not_counted_whole_each_time():
+    rows, width, updates = 4096, 64, 512
+    run = jax.jit(lambda x, at, new: x.at[at].add(new))
+    shapes = [((rows, width), jnp.float32), ((updates,), jnp.int32), ((updates, width), jnp.float32)]
+    compiled = run.lower(*(jax.ShapeDtypeStruct(*shape) for shape in shapes)).compile()
+    assert program_cost(compiled.as_text()).bytes < 10 * 4 * rows * width
 
 
 LONG = 2048

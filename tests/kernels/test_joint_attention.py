@@ -149,6 +149,22 @@ def test_about_half_of_the_rectangle_is_visited_at_131072_tokens():
         assert band.sum(axis=1).max() <= 2
 
 
+def test_the_products_of_visited_blocks_are_counted_and_no_others():
+    """Two a block forward, three for the gradient of queries and four for that of keys, whose grid has empty steps."""
+    batch, length, heads, head_dim, exact = 2, 2_000, 4, 128, ExactBranch(Windows(8, 8), "window", 16)
+    shapes = [(batch, length, heads, head_dim)] + [(batch, 250, 1, head_dim)] * 2 + [(batch, length, 1, head_dim)] * 2
+    calls = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+
+    def gradients(cotangent, *x):
+        return jax.vjp(lambda *x: joint_attention(x[0], x[1:3], x[3:], exact), *x)[1](cotangent)
+
+    with request("pallas", platform="tpu"):
+        counted = [call.flops for call in traffic(gradients, calls[0], *calls)]
+    layout = tpu.layout_of(exact, length)
+    product = 2 * layout.visited().sum() * layout.rows * layout.columns * head_dim * heads * batch
+    assert sorted(counted) == [n * product for n in (2, 3, 4)]
+
+
 def lowered(form: str, geometry: Geometry, *shape) -> str:
     """What the call and its gradient become on a platform that is not here."""
     exact, (inputs, cotangent) = branch_of(geometry), jax.eval_shape(lambda: draw(geometry, *shape))
